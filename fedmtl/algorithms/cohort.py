@@ -13,7 +13,7 @@ from .._devices import sent
 from ..errors import ConfigError, PrivacyError
 from ..local import LocalSGD, LocalSolver, LocalTraining, Mixture
 from ..local.clients import Piece, idle, put_rows, train_on_batches, train_on_records
-from ..local.gradient_sums import plain_sums, private_sums
+from ..local.gradient_sums import clipped_gradient_sums, plain_sums
 from ..local.losses import Loss
 from ..local.optimizers import Strength
 from ..local.train import Trained
@@ -301,7 +301,7 @@ class Cohort:
 
         Args:
             models: (D,) or (k, D), the points of the gradients.
-            plan: of the records that are drawn; the channel has the same.
+            plan: of the records that are drawn; not read if single records are protected.
 
         Returns:
             (k, D), float64 if single records are protected.
@@ -313,7 +313,7 @@ class Cohort:
         # the step size has no effect, as nothing is trained
         run = LocalTraining(problem.data, problem.loss, LocalSGD(lr=1.0), self.round, models)
         if problem.protects_records:
-            parts = private_sums(run, problem.executor, self.ids, self._charged_steps())
+            parts = clipped_gradient_sums(run, problem.executor, self.ids, self._charged_steps())
         else:
             parts = plain_sums(run, problem.executor, self.ids, plan, problem.seed)
         return torch.cat([sums.clone() for sums in parts])

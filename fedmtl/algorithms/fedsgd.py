@@ -5,7 +5,10 @@ McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentra
 noised it is DP-SGD (Abadi et al.: "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1)
 on the union of all data:
 
-    w <- w - lr (sum_k sum_{i in B_k} clip(grad l_i(w)) + noise) / (q N)
+    w <- w - lr (n / m) (sum_k sum_{i in B_k} clip(grad l_i(w)) + noise) / (q N)
+
+The sum is over the m clients of a cohort, of n in all; q is the rate of the records, N their
+number.
 """
 
 from __future__ import annotations
@@ -126,7 +129,7 @@ class FedSGD(FedAvg):
     ) -> dict[str, Tensor]:
         """Moves the shared model against the mean gradient, see
         :meth:`FedAvg.server_update`."""
-        # a release is divided by the cohort: times all clients, it is the sum of all records drawn
+        # a release is divided by m: times n it estimates the sum over all n clients
         records = self.gradient_plan(problem, 1).records
         scale = problem.clients / (self.rate * records)
         update = -scale * released.values[GRADIENT_SUM]

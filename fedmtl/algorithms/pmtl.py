@@ -8,12 +8,18 @@ TMLR 2023.
 
 Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised. Round t of
 Algorithm 1, in letters of our own: (b) solves its Equation 3, and the clip and noise of (d) are its
-line 8. m is the expected size of a cohort and z the noise multiplier:
+line 8. wtilde^t is the released estimate of wbar, m the expected size of a cohort, z the noise
+multiplier and S the sensitivity (C, or 2 C if a client replaces another):
 
     a random cohort S_t receives the mean wtilde^t                                               (a)
     w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations, k in S_t      (b)
     g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all sent by k      (c)
-    wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]   (d)
+    wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z S)^2 I) ]   (d)
+
+What differs from the paper: the message, which in its text is the change of w_k in the round and in
+its program g_k of "global"; the sum is divided by m, public, and not by the size of the cohort; a
+client without a model begins at wtilde^t; the step of the server is ours; a model that diverged is
+not kept, and its row counts as zero.
 
 In the code ``c.shared`` is wtilde^t, ``c.models`` gives the last w_k of each client, and ``sent``
 is the sum of its messages, u_k - wtilde^0.

@@ -302,7 +302,7 @@ def _acts(
             yield partial(channel.release, plan.name, rows, who), 1
         # the sums of the round are made
         nothing = [(torch.zeros(0, rows.shape[1]), torch.zeros(0, dtype=torch.int64))]
-        yield partial(channel.local.sums, who[:1], nothing), 0
+        yield partial(channel.local.grid_sums, who[:1], nothing), 0
     elif clients is not None:
         records = channel.local.plan
         taking = clients[0]

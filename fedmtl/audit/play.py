@@ -177,7 +177,7 @@ def summed(
     assert channel.local is not None
     clients = cohort.sort().values
     place = torch.searchsorted(clients, who)
-    return channel.local.sums(clients, [(gradients, place)]), clients
+    return channel.local.grid_sums(clients, [(gradients, place)]), clients
 
 
 def _sums(

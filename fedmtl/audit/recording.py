@@ -97,7 +97,7 @@ class RecordedRounds(_Recorded, Rounds):
     def forces_rows(self) -> bool:
         """Returns True if sums of rows are forced. If clients noise the gradients of their records,
         sums of rows are post-processing of gradients that are forced."""
-        return self.replays and (self.records is None or self.records.shared)
+        return self.replays and (self.records is None or self.records.in_secure_sum)
 
     def _as_sent(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt

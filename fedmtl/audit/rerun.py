@@ -217,7 +217,7 @@ class _Watching(Engine):
         _note(self.notes.messages, step, f"the row of {name}", clients, rows)
         # rows are kept for a few steps only: those of all rounds may not fit in memory
         records = self.channel.records
-        of_rows = records is None or records.shared
+        of_rows = records is None or records.in_secure_sum
         if of_rows and self.replay is None and step < AGAIN:
             self.notes.rows.setdefault((step, name), []).append((clients, rows))
         number = name.removeprefix(f"{GRADIENT}/")

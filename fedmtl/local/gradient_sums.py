@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _RECORDS_AT_ONCE = 1024  # of a client, without privacy
 
 
-def private_sums(
+def clipped_gradient_sums(
     run: LocalTraining, executor: Executor, clients: Tensor, records: LocalSteps
 ) -> Iterator[Tensor]:
     """Yields the sums of clipped gradients of the records that the next local step draws, (d, D) of
-    the next clients.
+    the next clients: with noise of each client's own, or private ones for a secure sum.
 
     Args:
         run: the data, the loss and the models.
@@ -41,7 +41,10 @@ def private_sums(
         place = everybody[part]
         executor.stack.load(run.start, len(place), place=place)
         step = next(run.on_records(executor.stack, clients[part], records, width))
-        yield records.sums(clients[part], step.gradients())
+        if records.in_secure_sum:
+            yield records.grid_sums(clients[part], step.gradients())
+        else:
+            yield records.noised_sums(clients[part], step.gradients())
 
 
 def plain_sums(

@@ -202,6 +202,7 @@ class Channel(ABC):
         if isinstance(self.privacy, RecordPrivacy):
             stability = self.privacy.stability
         costs = self.costs
+        # the secure sum has the noise, and the sums of each client have none
         if width is not None:
             costs = None
         return Records(

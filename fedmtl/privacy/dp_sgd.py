@@ -31,6 +31,7 @@ class LocalSteps:
 
     Attributes:
         plan: of the gradients.
+        in_secure_sum: True if a secure sum of all clients has the noise.
         receipt: see above.
 
     Example:
@@ -51,6 +52,7 @@ class LocalSteps:
 
     def __init__(self, records: Records, receipt: LocalReceipt) -> None:
         self.plan = records.plan
+        self.in_secure_sum = records.in_secure_sum
         self.receipt = receipt
         self._records = records
 
@@ -101,19 +103,17 @@ class LocalSteps:
             PrivacyError: as for :meth:`LocalReceipt.spend`; or the sums have no noise of their own,
                 as a secure sum adds them up.
         """
-        if self._records.shared:
+        if self._records.in_secure_sum:
             raise PrivacyError(
                 "The gradients of this run are added up in a secure sum, and have no noise "
-                "before: take LocalSteps.sums, and release them as rows of the round."
+                "before: take LocalSteps.grid_sums, and release them as rows of the round."
             )
         sums, numbers = self._paid_sums(clients, chunks)
         return self._noised(sums, clients, numbers)
 
-    def sums(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """Clips the gradients of the next local step of every client and adds up those of each.
-
-        The sums are noised, as :meth:`release` does it, or, for a secure sum, private and on its
-        grid.
+    def noised_sums(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Releases the noised sums of the gradients of the next local step of every client: the
+        means of :meth:`release`, times the public numbers that divide them.
 
         Args:
             clients: see :meth:`release`.
@@ -123,13 +123,36 @@ class LocalSteps:
             (A, D) float64 on the device of the gradients.
 
         Raises:
-            PrivacyError: as for :meth:`LocalReceipt.spend`.
+            PrivacyError: as for :meth:`release`.
         """
-        if self._records.shared:
-            sums, _ = self._paid_sums(clients, chunks)
-            return sums
         means = self.release(clients, chunks)
         return means * sent(self._expected(clients), means.device)
+
+    def grid_sums(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Clips the gradients of the next local step of every client and adds up those of each, in
+        whole cells of the grid of a secure sum, which has the noise. The sums are private.
+
+        The local step pays for the draw of the records; the receipt of the round pays for the
+        value that is released.
+
+        Args:
+            clients: see :meth:`release`.
+            chunks: see :meth:`release`.
+
+        Returns:
+            (A, D) float64 on the device of the gradients.
+
+        Raises:
+            PrivacyError: as for :meth:`LocalReceipt.spend`; or no secure sum adds them up, so that
+                nothing would noise them.
+        """
+        if not self._records.in_secure_sum:
+            raise PrivacyError(
+                "The gradients of this run are in no secure sum, and would be left without noise: "
+                "take LocalSteps.release or noised_sums, or RecordPrivacy(aggregation=...)."
+            )
+        sums, _ = self._paid_sums(clients, chunks)
+        return sums
 
     def _paid_sums(
         self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]

@@ -209,7 +209,7 @@ class ClippedSum:
         """
         self.check(rows, clients)
         receipt.spend(self.name, clients)
-        return self.mean(self.total(rows, clients), receipt)
+        return self.noised_mean(self.total(rows, clients), receipt)
 
     def total(self, rows: Message, clients: Tensor, width: float | None = None) -> Tensor:
         """Adds up the clipped rows; the sum is exact, and private.
@@ -241,7 +241,7 @@ class ClippedSum:
         assert isinstance(rows, Tensor)  # only rows that are clipped are added up as they are made
         return sum_width(largest_norm(rows), self.release.sampling.n)
 
-    def mean(self, total: Tensor, receipt: Receipt) -> Tensor:
+    def noised_mean(self, total: Tensor, receipt: Receipt) -> Tensor:
         """Adds the noise of a round to a sum, and divides it by m.
 
         Args:
@@ -323,13 +323,13 @@ class OuterProductSum(ClippedSum):
         diagonal = self.release.form == "diagonal"
         return outer_product_sum(ordered, self.release.clip, diagonal=diagonal)
 
-    def mean(self, total: Tensor, receipt: Receipt) -> Tensor:
-        """Adds the noise of a round to a sum, and divides it by m; see :meth:`ClippedSum.mean`.
+    def noised_mean(self, total: Tensor, receipt: Receipt) -> Tensor:
+        """Adds the noise of a round to a sum, and divides it by m; see :class:`ClippedSum`.
 
         Returns:
             The released value, float64 (D, D), or (D,) for a diagonal.
         """
-        value = super().mean(total, receipt)
+        value = super().noised_mean(total, receipt)
         if self.release.form == "diagonal":
             return value
         return smat(value)

@@ -80,7 +80,7 @@ class RankedSum(_Ranked[ClippedSum]):
         self.check(rows, clients)
         self._spend(clients, receipt)
         total = self._total(rows, clients)
-        return self._ranks.share(partial(self._mechanism.mean, total, receipt))
+        return self._ranks.share(partial(self._mechanism.noised_mean, total, receipt))
 
     def _total(self, rows: Message, clients: Tensor) -> Tensor:
         """Returns the clipped sum of the rows of all ranks, complete at the first rank only; ignore

@@ -71,7 +71,7 @@ def calibrate_records(
         calibration = _activations(records, plan)
     elif records and records[0].aggregation is not None:
         plan.check(clients=sampler.n)
-        return _secure(records[0], rows, plan, sampler, steps, prior)
+        return _with_shares(records[0], rows, plan, sampler, steps, prior)
     else:
         plan.check(clients=sampler.n)
         sampler = sampler.capped(steps)
@@ -143,7 +143,7 @@ def _rounds(
     )
 
 
-def _secure(
+def _with_shares(
     privacy: RecordPrivacy,
     rows: tuple[ReleasePlan, ...],
     plan: GradientPlan,

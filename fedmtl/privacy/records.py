@@ -77,7 +77,7 @@ class Records:
         clip: of a gradient; None without a bound.
         counts: numbers of records that have rows, which canaries have not.
         sampled: True if some sums are over a subset.
-        shared: True if the sums of all clients are added up in a secure sum, which has the noise.
+        in_secure_sum: True if a secure sum adds up the sums of all clients, and has the noise.
         on_grid: in secure mode, the last value that was released with its grid, by name.
     """
 
@@ -105,7 +105,7 @@ class Records:
         if math.isfinite(bound):
             self.clip = Clip(bound, self.norm, stability)
         self.sampled = bool((plan.rates < 1).any())
-        self.shared = width is not None
+        self.in_secure_sum = width is not None
         self.sources = self.coins = sources
         self.on_grid: dict[str, GridValue] = {}
         self._keys = plan.addresses.numpy()

@@ -38,7 +38,8 @@ class ReleasePlan:
         dimension: length d of the row that each client contributes.
         form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``,
             sum_k w_k w_k^T, (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
-        from_training: True if the rows depend on private data only through ``Cohort.train``; under
+        from_training: True if the rows depend on private data only through ``Cohort.train``
+            or ``Cohort.gradient_sums``; under
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
         trainings: calls of ``Cohort.train`` by one client in one step; under :class:`RecordPrivacy`
             each of them is charged, and no more are made.

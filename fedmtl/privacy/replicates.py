@@ -156,5 +156,5 @@ class ReplicatedSum:
         receipt.spend(self.name, clients)
         values = []
         for mechanism, own in zip(self.replicates, rows, strict=True):
-            values.append(mechanism.mean(mechanism.total(own, clients), receipt))
+            values.append(mechanism.noised_mean(mechanism.total(own, clients), receipt))
         return torch.stack(values)

@@ -53,7 +53,7 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
         facts |= _record_facts(channel, channel.records)
         facts["sampler"] = _clocks_text(channel)
         facts["mechanism"] += _range_by_client(channel)
-    elif channel.records is not None and not channel.records.shared:
+    elif channel.records is not None and not channel.records.in_secure_sum:
         facts |= _record_facts(channel, channel.records)
         facts["sampler"] = _rounds_text(channel)
     else:
@@ -85,7 +85,7 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
     if channel.costs is None or isinstance(channel, Activations):
         return None
     records = channel.records
-    if records is not None and records.shared:
+    if records is not None and records.in_secure_sum:
         (release,) = channel.releases.values()
         # of the mean gradient of all records that are drawn
         factor = release.denominator / (float(records.plan.rates[0]) * records.plan.records)

@@ -143,7 +143,7 @@ class Rounds(Channel):
             self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])
         ]
         # a round of local training without clients is none, and one without rows has no sum
-        of_rows = self.records is None or self.records.shared
+        of_rows = self.records is None or self.records.in_secure_sum
         return self.accountant.below_caps(step, clients, needed=of_rows)
 
     def begin(self, step: int, members: Tensor) -> None:

@@ -54,7 +54,7 @@ def calibrate_rows(
     if privacy is None or privacy.noiseless or not plans:
         return _without_noise(privacy, plans, sampler)
     if privacy.aggregation is not None:
-        return _secure(privacy, plans, sampler, steps, prior)
+        return _with_shares(privacy, plans, sampler, steps, prior)
     delta = privacy.resolved_delta(sampler.n)
     bands = _bands(privacy, plans, sampler, steps)
     cost = step_cost(
@@ -93,7 +93,7 @@ def calibrate_rows(
     )
 
 
-def _secure(
+def _with_shares(
     privacy: ClientPrivacy,
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,

@@ -166,7 +166,7 @@ class SecureSum(ClippedSum):
         assert self.release.shares is not None
         return self.release.shares
 
-    def mean(self, total: Tensor, receipt: Receipt) -> Tensor:
+    def noised_mean(self, total: Tensor, receipt: Receipt) -> Tensor:
         """Adds the shares of the noise of the clients that sent a row, and divides by the public
         denominator.
 

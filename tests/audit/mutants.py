@@ -680,8 +680,8 @@ def _count_noise_of_the_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> N
 
 _noise_of_the_cohort = edit(
     ClippedSum.__call__,
-    "return self.mean(self.total(rows, clients), receipt)",
-    "total = self.total(rows, clients); value = self.mean(total, receipt); mean = total / self.denominator; "
+    "return self.noised_mean(self.total(rows, clients), receipt)",
+    "total = self.total(rows, clients); value = self.noised_mean(total, receipt); mean = total / self.denominator; "
     "return mean + (value - mean) * max(1, len(receipt.clients)) / self.denominator",
 )
 _noise_of_the_local_cohort = edit(
@@ -689,9 +689,11 @@ _noise_of_the_local_cohort = edit(
     "noise[:, 0]",
     "(noise * (self.receipt.charged > 0).double().mean())[:, 0]",
 )
-_doubled_in_a_step = edit(ClippedSum.mean, "noise, width) /", "noise * (1 + (step == 3)), width) /")
+_doubled_in_a_step = edit(
+    ClippedSum.noised_mean, "noise, width) /", "noise * (1 + (step == 3)), width) /"
+)
 _addressed_by_the_sum = edit(
-    ClippedSum.mean,
+    ClippedSum.noised_mean,
     "= self._independent(step)",
     "= self._independent(step + int(1e6 * float(total.abs().sum())) % 2**30)",
 )
@@ -1364,7 +1366,7 @@ def _ends_by_the_rows(_, begun, step):
 
 # what is kept of a release for the public file is the sum without its noise
 _sum_on_the_grid = edit(
-    ClippedSum.mean,
+    ClippedSum.noised_mean,
     "GridValue(step, value.clone()",
     "GridValue(step, total / self.denominator",
 )
@@ -1925,7 +1927,7 @@ MUTANTS = [
     # noise that clients add, as shares
     Mutant(
         "every other share",
-        edit(SecureSum.mean, "in senders.tolist()", "in senders.tolist()[::2]"),
+        edit(SecureSum.noised_mean, "in senders.tolist()", "in senders.tolist()[::2]"),
         NOISE,
         SHARES,
         _AVERAGED,
@@ -1970,7 +1972,7 @@ MUTANTS = [
     ),
     Mutant(
         "shares of half of the clients",
-        edit(SecureSum.mean, "in senders.tolist()", "in senders.tolist()[::2]"),
+        edit(SecureSum.noised_mean, "in senders.tolist()", "in senders.tolist()[::2]"),
         NOISE,
         tuple(POOLED),
     ),

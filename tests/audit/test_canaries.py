@@ -124,7 +124,9 @@ def test_scores_against_a_server_that_opens_secure_sums() -> None:
 def test_scores_of_broken_shares_are_beyond_the_claim(broken, monkeypatch) -> None:
     """An attack on sums whose noise is that of one share in twenty, or that are short of half, guesses too well."""
     left = {"no noise of others": 20, "half of all shares": 2}[broken]
-    edit(SecureSum.mean, "in senders.tolist()", f"in senders.tolist()[::{left}]")(monkeypatch)
+    edit(SecureSum.noised_mean, "in senders.tolist()", f"in senders.tolist()[::{left}]")(
+        monkeypatch
+    )
     canaries, _ = played(FullParticipation(), aggregation=SecureAggregation(colluding=0))
     assert gaussian_p(canaries, math.sqrt(STEPS) / NOISE) < 1e-6
 

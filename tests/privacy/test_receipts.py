@@ -229,9 +229,9 @@ def test_noise_is_added_to_what_a_receipt_was_spent_on() -> None:
         receipt = Receipt(2, 0, EVERYONE)
         receipt.spend("another", EVERYONE)
         with pytest.raises(PrivacyError, match="'update' of step 2 is not paid for"):
-            mechanism.mean(summed, receipt)
+            mechanism.noised_mean(summed, receipt)
         value = mechanism(rows, EVERYONE, receipt)
-        assert torch.equal(mechanism.mean(summed, receipt), value)
+        assert torch.equal(mechanism.noised_mean(summed, receipt), value)
         with pytest.raises(PrivacyError, match="'update/count' of step 2 is not paid for"):
             count.fraction(torch.zeros(1), receipt)
 

@@ -78,7 +78,7 @@ def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, sca
         scale: size of the noise on one coordinate of the sum (root mean square), above 0.
     """
     if law.norm == "l1":
-        # Rounding moves every coordinate by half a width: D halves in the L1 norm, sqrt(D) in L2.
+        # Rounding moves sums of neighbours apart by D widths in L1, sqrt(D) in L2.
         spread = float(dimension)
     else:
         spread = math.sqrt(dimension)
