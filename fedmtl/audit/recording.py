@@ -78,7 +78,18 @@ class _Recorded(Channel):
 
 
 class RecordedRounds(_Recorded, Rounds):
-    """Rounds whose releases are recorded, tapped and replayed."""
+    """Rounds whose releases are recorded, tapped and replayed.
+
+    Attributes:
+        handed: set it if rows of another channel are handed to this one; sums of gradients then
+            are not those of its own local steps.
+    """
+
+    handed = False
+
+    def _check_sums(self, release: Release, rows: Message, clients: Tensor) -> None:
+        if not self.handed:
+            super()._check_sums(release, rows, clients)
 
     def release(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         value = super().release(name, rows, clients)

@@ -292,6 +292,7 @@ def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
     strangers = 0
     assert isinstance(other, RecordedRounds)
     other.record = again = list[tuple[int, str, Tensor]]()
+    other.handed = True
     for step in sorted({step for step, _, _ in notes.releases if step < AGAIN}):
         cohort = other.draw(step)
         other.begin(step, cohort)

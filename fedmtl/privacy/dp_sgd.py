@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -55,6 +56,7 @@ class LocalSteps:
         self.in_secure_sum = records.in_secure_sum
         self.receipt = receipt
         self._records = records
+        self._made: dict[int, bytes] = {}  # digests of the sums on the grid, by client
 
     def steps(self, clients: Tensor) -> Tensor:
         """Returns the local steps of clients in one training of this round.
@@ -152,7 +154,28 @@ class LocalSteps:
                 "take LocalSteps.release or noised_sums, or RecordPrivacy(aggregation=...)."
             )
         sums, _ = self._paid_sums(clients, chunks)
+        self._made |= dict(zip(clients.tolist(), map(_digest, sums), strict=True))
         return sums
+
+    def check_sums(self, rows: Tensor, clients: Tensor) -> None:
+        """Refuses rows for a secure sum that are not what :meth:`grid_sums` returned in this round.
+
+        A record moves such a sum by the clip norm at most, and twice the sum by twice as much.
+
+        Args:
+            rows: (k, D).
+            clients: int64 (k,), whose rows they are.
+
+        Raises:
+            PrivacyError: a row is another one.
+        """
+        for client, row in zip(clients.tolist(), rows, strict=True):
+            if self._made.get(client) != _digest(row):
+                raise PrivacyError(
+                    "A secure sum of gradients takes the rows that Cohort.gradient_sums returned "
+                    "in this round, unchanged, and got others: one record could move them by more "
+                    "than the clip norm. Scale the released sum in server_update."
+                )
 
     def _paid_sums(
         self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]
@@ -206,6 +229,12 @@ class LocalSteps:
                 clients[None].numpy(), np.zeros((1, len(clients)), dtype=np.int64)
             )[0]
         )
+
+
+def _digest(row: Tensor) -> bytes:
+    """Returns a digest of a row (D,) in float64."""
+    own = row.detach().cpu().double().contiguous()
+    return hashlib.blake2b(own.numpy().tobytes(), digest_size=16).digest()
 
 
 def local_receipt(plan: GradientPlan, step: int, clients: Tensor) -> LocalReceipt:

@@ -142,7 +142,6 @@ class Rounds(Channel):
         clients = self._order[
             self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])
         ]
-        # a round of local training without clients is none, and one without rows has no sum
         of_rows = self.records is None or self.records.in_secure_sum
         return self.accountant.below_caps(step, clients, needed=of_rows)
 
@@ -155,8 +154,7 @@ class Rounds(Channel):
             members: (k,) the cohort that :meth:`draw` returned, in any order and shape.
 
         Raises:
-            BudgetExhausted: it would exceed the budget, or a client its cap; nothing is charged, no
-                data are read.
+            BudgetExhausted: it would exceed the budget, or a client its cap; nothing is charged.
             PrivacyError: it has begun already, or ``members`` are not the cohort drawn.
             ResumeError: charges of earlier steps are missing.
         """
@@ -187,11 +185,7 @@ class Rounds(Channel):
         self._receipt = self.local = None
 
     def _mechanism(self, release: Release) -> Mechanism:
-        """Returns the mechanism of a release, for all rounds in which the release is the same.
-
-        Args:
-            release: with its clip norm and its noise.
-        """
+        """Returns the mechanism of a release, for all rounds in which the release is the same."""
         return mechanism_of(release, self.source)
 
     def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
@@ -268,12 +262,19 @@ class Rounds(Channel):
         """Returns the rows as the server gets them: with noise of their own if clients add some,
         which the receipt pays for."""
         noise = self.rows.get(mechanism.name)
+        self._check_sums(mechanism.release, rows, clients)
         if noise is None or self.rows_are_noised:
             return rows
         mechanism.check(rows, clients)
         assert isinstance(rows, Tensor)  # noise of their own keeps the rows apart
         receipt.spend(noise.name, clients)
         return noise.added(rows, clients, receipt, self.source)
+
+    def _check_sums(self, release: Release, rows: Message, clients: Tensor) -> None:
+        """Refuses rows of a secure sum of gradients that are not those sums."""
+        if release.unit == "record" and isinstance(rows, Tensor):
+            assert self.local is not None  # a round has begun
+            self.local.check_sums(rows, clients)
 
     def total(self, name: str) -> RowTotal | None:
         """Returns a new sum for the round that has begun, to which rows are added as they are made.
@@ -304,8 +305,7 @@ class Rounds(Channel):
 
     @property
     def clips(self) -> dict[str, Clip | None]:
-        """Returns the clip of every release in this round, by name, for clients that keep what
-        they sent; None for a release that does not clip."""
+        """Returns the clip of every release in this round, by name; None for one without a clip."""
         return {name: release.row_clip for name, release in self.releases.items()}
 
     def sent(self, name: str, row: Message, receipt: Receipt) -> Tensor:
@@ -327,6 +327,7 @@ class Rounds(Channel):
         assert isinstance(row, Tensor)
         release = self._declared(name)
         check_one_each(release, row, receipt.clients)
+        self._check_sums(release, row, torch.zeros(1, dtype=torch.int64))
         if name in self.rows:
             noise = self.rows[name]
             receipt.spend(noise.name, receipt.clients)

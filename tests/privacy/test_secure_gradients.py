@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmtl import CyclicCohorts, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
-from fedmtl.privacy import GradientPlan, ReleasePlan, Rounds, SeededSource, open_channel
+from fedmtl.privacy import GradientPlan, Receipt, ReleasePlan, Rounds, SeededSource, open_channel
 from fedmtl.privacy.aggregation import SecureAggregation
 from fedmtl.privacy.clip import MARGIN
 from fedmtl.privacy.secure_calibration import SecureCalibration, calibrate_secure_gradients
@@ -196,10 +196,40 @@ def test_rows_off_the_grid_are_refused() -> None:
     channel.begin(0, channel.draw(0))
     (release,) = channel.releases.values()
     rows = torch.full((CLIENTS, SIZE), 0.1, dtype=torch.float64)
+    everybody = torch.arange(CLIENTS)
     with pytest.raises(PrivacyError, match="sums of clipped gradients on the grid"):
-        channel.release("gradient_sum", rows, torch.arange(CLIENTS))
+        SecureSum(release, SeededSource(0)).total(rows, everybody)
     with pytest.raises(PrivacyError, match="sums of clipped gradients on the grid"):
         LocalRandomizer(release, SeededSource(0)).words(rows[:1], 0, 0, CLIENTS)
+
+
+@pytest.mark.parametrize("change", ["twice", "those of others", "the last round's", "never made"])
+def test_rows_that_are_not_the_sums_of_the_round_are_refused(change: str) -> None:
+    """A method of the user's own declares gradients: one record would move twice the sum by twice the clip norm."""
+    channel = opened()
+    everybody = torch.arange(CLIENTS)
+    rows = torch.randn(CLIENTS, RECORDS, SIZE, generator=torch.Generator().manual_seed(2))
+    sums = []
+    for step in range(2):
+        channel.begin(step, channel.draw(step))
+        assert channel.local is not None
+        if change == "never made":
+            sums.append(torch.zeros(CLIENTS, SIZE, dtype=torch.float64))
+        else:
+            sums.append(channel.local.grid_sums(everybody, [drawn(channel, rows)]))
+    made = {
+        "twice": 2 * sums[1],
+        "those of others": sums[1].flip(0),
+        "the last round's": sums[0],
+        "never made": sums[1],
+    }[change]
+    refused = "returned in this round, unchanged, and got others"
+    with pytest.raises(PrivacyError, match=refused):
+        channel.release("gradient_sum", made, everybody)
+    with pytest.raises(PrivacyError, match=refused):
+        channel.sent("gradient_sum", made[:1], Receipt(1, 1, everybody[:1]))
+    if change != "never made":
+        channel.release("gradient_sum", sums[1], everybody)
 
 
 def test_a_client_makes_its_sum_once_and_never_alone() -> None:
