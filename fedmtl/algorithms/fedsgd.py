@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from .._check import Count, Share
+from .._check import Count, Rate
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ClientPrivacy, GradientPlan, ReleasePlan
 from .base import Problem, Public
@@ -66,7 +66,7 @@ class FedSGD(FedAvg):
         ('record', 'server and clients')
     """
 
-    rate: Share = 0.1
+    rate: Rate = 0.1
     records: Count | None = None
 
     name = "fedsgd"

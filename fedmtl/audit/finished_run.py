@@ -14,7 +14,6 @@ import numpy as np
 
 from ..errors import DataError, FedmtlError
 from ..privacy.chain import Chain, parse
-from ..privacy.ledger import read_header
 from ..privacy.ledger_file import VERSION
 from ..trainer.checkpoint import Checkpoint
 from ..trainer.folder import MANIFEST, RunFolder
@@ -34,11 +33,14 @@ apply to the run."""
 
 def ledger_header(folder: RunFolder) -> Mapping[str, Any]:
     """Returns the header of the ledger in a folder; nothing of one that is missing or cannot be
-    read."""
+    read, such as a pipe in its place."""
     try:
-        return read_header(folder.ledger) or {}
+        lines = parse(Received(folder.root).content(folder.ledger), folder.ledger).lines
     except FedmtlError:
         return {}
+    if not lines:
+        return {}
+    return lines[0]
 
 
 class FinishedRun:

@@ -229,11 +229,11 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
             "Deadline leaves late clients out, so a QuantileClip counts all of them as long; "
             "clip_norm is a number."
         )
-    shared = isinstance(privacy, ClientPrivacy) and privacy.aggregation is not None
+    shared = privacy is not None and privacy.aggregation is not None
     # nodes that are late miss the roster, and the noise of a smaller one is larger
     if isinstance(schedule, Deadline) and shared:
         raise ConfigError(
-            "Deadline is of sums by a trusted server, and ClientPrivacy.aggregation has its own: "
+            "Deadline is of sums by a trusted server, and privacy.aggregation has its own: "
             "give the sampler of Deadline as the schedule. Over nodes the limit is the patience of "
             "server_app."
         )

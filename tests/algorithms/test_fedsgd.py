@@ -10,6 +10,7 @@ import torch
 from fedmtl import (
     ClientPrivacy,
     CyclicCohorts,
+    Deadline,
     Execution,
     FedAvg,
     FedSGD,
@@ -181,6 +182,18 @@ def test_local_training_has_no_secure_sum_of_records() -> None:
 def test_canaries_are_not_among_the_records_of_a_secure_sum() -> None:
     with pytest.raises(ConfigError, match="no canaries among the records of a secure sum"):
         trainer(replace(SECURE, noise_multiplier=1.0), audit=Interval(canaries=10)).fit()
+
+
+@pytest.mark.parametrize("rate", [0, 1.5])
+def test_a_rate_is_above_0_and_at_most_1(rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"FedSGD\.rate is .*above 0"):
+        FedSGD(rate=rate)
+
+
+def test_a_deadline_is_of_a_trusted_server() -> None:
+    schedule = Deadline(sampler=FullParticipation(), latency=1.0, limit=2.0)
+    with pytest.raises(ConfigError, match="give the sampler of Deadline as the schedule"):
+        trainer(SECURE, schedule=schedule)
 
 
 def test_fewer_records_than_the_data_have_are_refused() -> None:
