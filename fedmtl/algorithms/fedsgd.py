@@ -71,7 +71,7 @@ class FedSGD(FedAvg):
 
     name = "fedsgd"
     title = "FedSGD"
-    colour = "#8C564B"
+    colour = "#7b5e00"
     own_starts = True
     sends_gradients = True
 

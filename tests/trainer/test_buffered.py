@@ -29,6 +29,7 @@ from fedmtl import (
 from fedmtl.algorithms.problem import Problem
 from fedmtl.audit import verify
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
+from fedmtl.local.clients import Piece
 from fedmtl.privacy import open_channel
 from fedmtl.privacy.release import ReleasePlan
 from fedmtl.privacy.row_noise import RowNoise
@@ -67,7 +68,7 @@ def test_clients_of_several_versions_are_one_stack_with_the_same_numbers(name, m
 def test_a_stack_that_is_cut_into_pieces_has_the_same_bits(name, monkeypatch):
     run = {"algorithm": NETWORKS[name], "model": models.mlp(hidden=5), "rounds": 4}
     whole = made(**run).fit()
-    monkeypatch.setattr(Problem, "pieces", lambda self, clients, *_: clients.split(1))
+    monkeypatch.setattr(Problem, "pieces", lambda self, clients, *_: map(Piece, clients.split(1)))
     cut = made(**run).fit()
     assert torch.equal(cut.personal, whole.personal)
     assert torch.equal(cut.shared, whole.shared)
