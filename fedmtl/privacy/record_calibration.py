@@ -153,11 +153,8 @@ def _with_shares(
 ) -> Calibration:
     """Returns the calibration of rounds in which clients add their gradients up in a secure sum."""
     secure = calibrate_secure_gradients(privacy, rows, plan, sampler, steps, prior)
-    sampler = secure.release.sampling
-    accounts = 1
-    if sampler.per_participation:
-        accounts = sampler.n
     release = secure.release
+    sampler = release.sampling
     facts = {
         "releases": [[release.name, release.form, release.dimension]],
         "units": plan.records,
@@ -166,9 +163,7 @@ def _with_shares(
     return Calibration(
         settings=(privacy,),
         caps=caps_of(sampler),
-        costs=PrivacyCosts(
-            (secure.cost,), (secure.noise.multiplier,), np.zeros((1, accounts), dtype=np.int64)
-        ),
+        costs=secure.costs,
         facts=_common_facts(plan) | schedule_facts(sampler) | facts,
         sampler=sampler,
         releases={release.name: release},

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ..errors import PrivacyError
 from .binding import bind_releases, step_cost
 from .calibration import Calibration, caps_of, schedule_facts
 from .cost import PrivacyCost
-from .costs import Demand, PrivacyCosts, calibrated
+from .costs import Demand, calibrated
 from .noise.banded import Bands
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
@@ -103,16 +101,10 @@ def _with_shares(
     """Returns the calibration of a run whose clients add the noise, as shares."""
     secure = calibrate_secure_sum(privacy, plans, sampler, steps, prior)
     sampler = secure.release.sampling
-    accounts = 1
-    if sampler.per_participation:
-        accounts = sampler.n
-    costs = PrivacyCosts(
-        (secure.cost,), (secure.noise.multiplier,), np.zeros((1, accounts), dtype=np.int64)
-    )
     return Calibration(
         settings=(privacy,),
         caps=caps_of(sampler),
-        costs=costs,
+        costs=secure.costs,
         facts=_facts(plans, sampler, None),
         sampler=sampler,
         releases={secure.release.name: secure.release},

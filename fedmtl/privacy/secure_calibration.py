@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from .._rounding import rounded_up
 from ..errors import PrivacyError
 from .binding import bind_releases, step_cost
 from .clip import Clip
 from .cost import PrivacyCost
-from .costs import Demand
+from .costs import Demand, PrivacyCosts
 from .gradients import GradientPlan
 from .noise.laws import GaussianNoise
 from .noise.shares import DistributedGaussian
@@ -47,6 +49,16 @@ class SecureCalibration:
         """Returns the noise of the sum, as shares."""
         assert self.release.shares is not None
         return self.release.shares
+
+    @property
+    def costs(self) -> PrivacyCosts:
+        """Returns the costs of all accounts: one for each client if participations are charged,
+        otherwise one for all."""
+        accounts = 1
+        if self.release.sampling.per_participation:
+            accounts = self.release.sampling.n
+        kind_of = np.zeros((1, accounts), dtype=np.int64)
+        return PrivacyCosts((self.cost,), (self.noise.multiplier,), kind_of)
 
     @property
     def relation(self) -> Relation:
