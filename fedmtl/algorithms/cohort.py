@@ -47,7 +47,7 @@ class Cohort:
             for personal models, for which nothing is sent.
         clips: the clip of each release in this round, by name; None for one that does not clip. It
             is for clients that remember their messages.
-        local: the charged local steps of the round, if single records are protected; else None.
+        charged_steps: of DP-SGD, for this round, if single records are protected; else None.
         members: int64 (m,), all participants of the round; None: all clients of the data. A place
             among them determines a lane in a stack (:mod:`fedmtl.local.batches`), and no number.
         starts: int64 (k,), the rows of the public state's ``"global"`` from which the clients
@@ -79,7 +79,7 @@ class Cohort:
     own: Own = field(default_factory=dict)
     round: int = AFTER
     clips: Mapping[str, Clip | None] = field(default_factory=dict)
-    local: LocalSteps | None = None
+    charged_steps: LocalSteps | None = None
     members: Tensor | None = None
     starts: Tensor | None = None
     piece: Piece | None = None
@@ -114,8 +114,8 @@ class Cohort:
         Returns:
             int64 (k,).
         """
-        if self.local is not None:
-            return self.local.steps(self.ids)
+        if self.charged_steps is not None:
+            return self.charged_steps.steps(self.ids)
         return solver.step_counts(self.examples)
 
     @property
@@ -313,19 +313,19 @@ class Cohort:
         # the step size has no effect, as nothing is trained
         run = LocalTraining(problem.data, problem.loss, LocalSGD(lr=1.0), self.round, models)
         if problem.protects_records:
-            parts = clipped_gradient_sums(run, problem.executor, self.ids, self._charged_steps())
+            parts = clipped_gradient_sums(run, problem.executor, self.ids, self._needed_steps())
         else:
             parts = plain_sums(run, problem.executor, self.ids, plan, problem.seed)
         return torch.cat([sums.clone() for sums in parts])
 
-    def _charged_steps(self) -> LocalSteps:
+    def _needed_steps(self) -> LocalSteps:
         """Returns the local steps that the round has charged."""
-        if self.local is None:
+        if self.charged_steps is None:
             raise PrivacyError(
                 "Single records are protected, and these clients have no local steps that the "
                 "ledger has charged: train in RoundAlgorithm.client_update, by its cohort."
             )
-        return self.local
+        return self.charged_steps
 
     def _trained(self, run: LocalTraining) -> Tensor:
         """Trains the clients, and counts those whose models are not finite.
@@ -367,7 +367,7 @@ class Cohort:
             raise ConfigError(f"{measured} has no release; use privacy=client.")
         if self.round == AFTER:
             return idle(run, torch.zeros(len(self.ids)))
-        return train_on_records(run, self.problem.executor, self.ids, self._charged_steps())
+        return train_on_records(run, self.problem.executor, self.ids, self._needed_steps())
 
 
 def personal_fields(problem: Problem) -> Fields:

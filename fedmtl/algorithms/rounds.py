@@ -18,7 +18,7 @@ from .base import Algorithm, Public, State
 from .cohort import Cohort, Own
 from .problem import Problem
 from .returned import checked_models, checked_own, checked_public, checked_update, unchanged
-from .starts import one_start_needed, starts, weighted
+from .starts import Start, one_start_needed, starts
 from .store import ClientStore
 
 
@@ -253,38 +253,24 @@ class RoundAlgorithm(Algorithm):
         Returns:
             ``state``, after the round.
         """
-        method = type(self).__name__
         store = state.private
         ascending = block.ascending()  # as the store's rows
-        asked = ascending.asked
         mine = Cohort(
             problem=problem,
             ids=ascending.cohort[problem.own(ascending.cohort)],
             public=state.public,
             round=block.first,
             clips=channel.clips,
-            local=channel.local,
+            charged_steps=channel.local,
             members=block.cohort,
         )
-        cohorts = [mine]
-        if asked is not None:
-            # each client from the public state of the moment at which it was asked
-            self.check_starts()
-            known = {**state.earlier, block.first: state.public}
-            cohorts = starts(mine, ascending, known, self.own_starts)
-            state.earlier = {version: known[version] for version in sorted(asked.kept)}
         messages = Messages(channel)
-        for start in cohorts:
-            for ids, c in self._pieces(start, store):
-                with unchanged(f"{method}.client_update", c.public):
-                    returned = self.client_update(c)
-                rows, own = checked_update(method, c, returned)
+        for start in self._starts(mine, ascending, state):
+            for ids, c in self._pieces(start.cohort, store):
+                rows, own = self._computed(c)
                 store.scatter_all(ids, own)
-                if asked is not None:
-                    weights = asked.weights[torch.searchsorted(ascending.cohort, ids)]
-                    rows = weighted(rows, weights, channel.clips)
-                messages.add(ids, rows)
-                del returned, rows, own, c  # frees their memory before the next piece
+                messages.add(ids, start.weighted(ids, rows))
+                del rows, own, c  # frees their memory before the next piece
         # private up to here; what the server computes is made of releases
         sent = messages.by_release(mine.ids)
         state.public = self.conclude(problem, state.public, sent, ascending, channel)
@@ -293,6 +279,27 @@ class RoundAlgorithm(Algorithm):
             for ids, c in self._pieces(replace(mine, public=state.public), store):
                 store.scatter_all(ids, self._received(c))
         return state
+
+    def _starts(self, mine: Cohort, block: Block, state: State) -> list[Start]:
+        """Returns the clients of a round by the public state from which they start.
+
+        It is the present one for all of them, but under :class:`~fedmtl.Buffered` that of the
+        moment at which a client was asked; ``state`` then keeps those that later rounds may use.
+        """
+        if block.asked is None:
+            return [Start(mine)]
+        self.check_starts()
+        known = {**state.earlier, block.first: state.public}
+        state.earlier = {version: known[version] for version in sorted(block.asked.kept)}
+        return starts(mine, block, block.asked, known, self.own_starts)
+
+    def _computed(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
+        """Returns the messages of a cohort, one row of each client, and the clients' new states,
+        which fit the store."""
+        method = type(self).__name__
+        with unchanged(f"{method}.client_update", c.public):
+            returned = self.client_update(c)
+        return checked_update(method, c, returned)
 
     def _received(self, c: Cohort) -> Own:
         """Returns the states of a cohort at the end of a round, which fit the store."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,34 +11,68 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..privacy.clip import Clip, clip_rows
 from ..schedules import Block
+from ..schedules.block import Asked
 from .cohort import Cohort
 
 
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Clients of a round that are computed from one public state.
+
+    Attributes:
+        cohort: the clients, with that state.
+        weights: float64 (k,), public factors of their clipped rows; None for all 1.
+    """
+
+    cohort: Cohort
+    weights: Tensor | None = None
+
+    def weighted(self, ids: Tensor, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Returns the rows of some of the clients as they count in the releases.
+
+        Args:
+            ids: int64 (j,), the clients, some of the cohort's.
+            rows: their rows (j, D), by release.
+        """
+        if self.weights is None:
+            return rows
+        weights = self.weights[torch.searchsorted(self.cohort.ids, ids)]
+        return weighted(rows, weights, self.cohort.clips)
+
+
 def starts(
-    mine: Cohort, block: Block, known: Mapping[int, Mapping[str, Tensor]], own_starts: bool
-) -> list[Cohort]:
-    """Returns the clients of a round by the public state from which they start.
+    mine: Cohort,
+    block: Block,
+    asked: Asked,
+    known: Mapping[int, Mapping[str, Tensor]],
+    own_starts: bool,
+) -> list[Start]:
+    """Returns the clients of a round whose participants were asked at different moments, by the
+    public state from which they start.
 
     Args:
         mine: the clients that this process computes.
         block: the round, with its clients in ascending order.
+        asked: the moments, in the order of the block.
         known: the public states that are in use, by version.
         own_starts: True for a single stack, in which each client has a shared model of its own.
     """
-    if block.asked is None:
-        return [mine]
     if len(mine.ids) == 0:
-        return [mine]  # of a rank without a client in this round
-    versions = block.asked.versions[mine.problem.own(block.cohort)]
-    cohorts = []
+        return [Start(mine)]  # of a rank without a client in this round
+    places = mine.problem.own(block.cohort)
+    versions = asked.versions[places]
+    weights = asked.weights[places]
     used = versions.unique()
     if own_starts and len(used) > 1:
         shared = torch.stack([known[version]["global"] for version in used.tolist()])
-        return [replace(mine, public={"global": shared}, starts=torch.searchsorted(used, versions))]
+        rows = torch.searchsorted(used, versions)
+        return [Start(replace(mine, public={"global": shared}, starts=rows), weights)]
+    found = []
     for version in used.tolist():
-        ids = mine.ids[versions == version]
-        cohorts.append(replace(mine, ids=ids, public=known[version]))
-    return cohorts
+        alike = versions == version
+        cohort = replace(mine, ids=mine.ids[alike], public=known[version])
+        found.append(Start(cohort, weights[alike]))
+    return found
 
 
 def weighted(

@@ -275,7 +275,13 @@ class Node:
         """Returns the cohort of this one client in a round."""
         public = self._public(content)
         return Cohort(
-            self.problem, ONE, public, own, round, clips=channel.clips, local=channel.local
+            self.problem,
+            ONE,
+            public,
+            own,
+            round,
+            clips=channel.clips,
+            charged_steps=channel.local,
         )
 
     def _public(self, content: RecordDict) -> dict[str, Tensor]:

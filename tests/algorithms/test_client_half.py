@@ -89,7 +89,7 @@ class _Client:
             own,
             round,
             clips=self.channel.clips,
-            local=self.channel.local,
+            charged_steps=self.channel.local,
         )
 
     def send(self, public, round: int):
