@@ -49,7 +49,7 @@ class Cohort:
             is for clients that remember their messages.
         charged_steps: of DP-SGD, for this round, if single records are protected; else None.
         members: int64 (m,), all participants of the round; None: all clients of the data. A place
-            among them determines a lane in a stack (:mod:`fedmtl.local.batches`), and no number.
+            among them determines a lane in a stack (:mod:`fedmtl.local.stacking`), and no number.
         starts: int64 (k,), the rows of the public state's ``"global"`` from which the clients
             start; None: all from the whole of it.
         piece: plans these clients' batches with those of others; None: they are planned alone.

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..local import check_examples
-from ..local.batches import batch_widths
 from ..local.losses import LOSSES
 from ..local.per_example import ALIKE, DropoutKeys, example_gradients
+from ..local.stacking import batch_widths
 from ..local.train import address_of
 from .cohort import AFTER
 from .problem import Problem

@@ -1,31 +1,8 @@
 """Plans of batches: the examples of each client at each local step, as dense batches of ragged
-clients. Places in a stack are chosen so that the arithmetic of one client does not show how many
-examples another has.
-
-Numbers of examples are private if the protected unit is a client; who takes part is no client's
-data. Clients are nevertheless stacked by their numbers of local steps, because those that have
-finished then need not be computed. In exact arithmetic the grouping has no effect. In floating
-point a client's numbers could differ in their last bits by
-
-- how wide its batches are padded: its own number of examples decides (:func:`batch_widths`), and
-  clients of one width make one stack;
-- its place: matrix products round differently at different alignments in memory. Its lane, the
-  place modulo :data:`LANES`, is its position among those who take part, whatever the numbers of
-  examples;
-- the size of its stack: a batched product computes a stack of one client by other code than a
-  larger one, so either all stacks have one client, or none has. Elements that do not fill a vector
-  register are left to other code, too, so stacks have a multiple of 32 examples. If a chunk is too
-  short for that, every stack has one client for each lane: which elements are left follows from
-  the lane.
-
-That makes every client's numbers the same to the last bit on a CPU whose operations use one thread,
-which ``fedmtl audit`` checks. With several threads an operation, or on a GPU, a library may choose
-its code by the number of clients of a stack, and numbers agree only to rounding.
-"""
+clients."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,13 +13,13 @@ from torch import Tensor
 
 from .._devices import sent
 from ..random import derive_key, keyed_bits
+from .stacking import batch_widths
 
 if TYPE_CHECKING:
     from ..data import FederatedDataset
     from .solver import LocalSolver
 
 _CLIENT_BITS = 20  # of the keys by which examples are sorted: the number of the client
-_PLANNED = 1 << 24  # row numbers of 8 bytes that are planned at once
 
 
 @dataclass(frozen=True)
@@ -271,97 +248,3 @@ def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
     if batch_size is None:
         return torch.ones_like(counts)
     return torch.div(counts + batch_size - 1, batch_size, rounding_mode="floor")
-
-
-def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
-    """Returns the width of the batches of clients with ``counts`` examples, each of them by its own
-    count: int64 (k,) -> (k,).
-
-    ``batch_size``, and for fewer examples, or if that is ``None``, the next of 16, 32, 48, 64,
-    96, 128, 192, ...
-    """
-    wide = counts.clamp(min=16)
-    # Few distinct widths: compiled code and memory are used again from round to round.
-    power = 2 ** torch.ceil(torch.log2(wide.double())).long()
-    width = torch.where((4 * wide <= 3 * power) & (power >= 64), power // 4 * 3, power)
-    if batch_size is None:
-        return width
-    return width.clamp(max=batch_size)
-
-
-def max_clients(dimension: int) -> int:
-    """Returns the largest number of clients of ``dimension`` parameters in a stack: about 1 GiB of
-    float32 rows, at most 2**19 clients."""
-    return max(1, min(1 << (_CLIENT_BITS - 1), math.floor((1 << 28) / dimension)))
-
-
-def plannable(steps: int, width: int, grain: int) -> int:
-    """Returns the number of clients to plan at once: about 128 MiB of row numbers, at most 2**19
-    clients, a multiple of ``grain``."""
-    fitting = min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, steps * width))
-    return max(1, fitting // grain) * grain
-
-
-LANES = 4
-"""Rows of 4-byte numbers after which an alignment to 16 bytes repeats, whatever their length."""
-
-
-def grain_of(width: int, chunk: int) -> int:
-    """Returns the number in whose multiples clients with batches of ``width`` examples are stacked,
-    in stacks of at most ``chunk``."""
-    if chunk < LANES:
-        return 1
-    whole = _whole(width)
-    if whole > chunk:
-        return LANES
-    return whole
-
-
-def stack_of(width: int, chunk: int) -> int:
-    """Returns the number of clients of a stack, if their batches have ``width`` examples and a
-    stack has at most ``chunk`` clients."""
-    if chunk < LANES:
-        return 1
-    whole = _whole(width)
-    # larger stacks would leave the elements of other clients to other code than smaller ones
-    if whole > chunk:
-        return LANES
-    return chunk // whole * whole
-
-
-def _whole(width: int) -> int:
-    """Returns the least number of clients whose batches of ``width`` examples fill vector
-    registers, and one for each lane."""
-    return max(LANES, 32 // math.gcd(32, width))
-
-
-def places(steps: Tensor, lanes: Tensor, grain: int) -> tuple[Tensor, Tensor]:
-    """Places clients in a stack: each in its lane, those with most steps first.
-
-    A place that no client needs is filled with one whose result there is not used.
-
-    Args:
-        steps: int64 (k,), local steps; k at least 1.
-        lanes: int64 (k,), each in [0, LANES).
-        grain: the number of places is a multiple of it; 1, of clients that are computed one by one,
-            needs no lanes.
-
-    Returns:
-        members int64 (P,), positions in ``steps``, and bool (P,), which of them are not fillers:
-        each client once.
-    """
-    # Stable, so that the places do not depend on the library.
-    order = torch.argsort(steps, descending=True, stable=True)
-    if grain == 1:
-        return order, torch.ones(len(order), dtype=torch.bool)
-    order = order[torch.argsort(lanes[order], stable=True)]
-    lane = lanes[order]
-    sizes = torch.bincount(lanes, minlength=LANES)
-    place = (torch.arange(len(order)) - (torch.cumsum(sizes, 0) - sizes)[lane]) * LANES + lane
-    total = -(-(int(place.max()) + 1) // grain) * grain
-    # A filler computes what another client computes, and its result is dropped.
-    members = torch.full((total,), int(order[0]))
-    real = torch.zeros(total, dtype=torch.bool)
-    members[place] = order
-    real[place] = True
-    return members, real

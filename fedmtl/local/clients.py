@@ -15,16 +15,19 @@ import torch
 from torch import Tensor
 
 from .._devices import sent
-from .batches import LANES, BatchPlan, batch_widths, grain_of, places, plan_batches, plannable
+from .batches import BatchPlan, plan_batches
 from .executor import Executor
 from .optimizers import rows_of
 from .per_example import PIECE
+from .stacking import MOST_CLIENTS, batch_widths, lanes, places, stack_sizes
 from .train import LocalTraining, Trained
 
 if TYPE_CHECKING:
     from ..data import FederatedDataset
     from ..privacy import LocalSteps
     from .solver import LocalSolver
+
+_PLANNED = 1 << 24  # row numbers of 8 bytes that are planned at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +43,8 @@ class Block:
         real: bool (P,), False of places that fill up a stack, whose results are not used.
         clients: int64 (P,), the client of each place, a position in the data.
         width: B, columns of every batch.
-        grain: see :func:`~fedmtl.local.batches.grain_of`.
+        grain: number in whose multiples the clients are stacked.
+        stack: clients of a stack, at most.
     """
 
     data: FederatedDataset
@@ -52,6 +56,7 @@ class Block:
     clients: Tensor
     width: int
     grain: int
+    stack: int
 
     @cached_property
     def plan(self) -> BatchPlan:
@@ -98,7 +103,7 @@ class Piece:
         assert self.stacks is not None
         # A filler reads the model of the real client before it.
         place = (torch.cumsum(block.real[self.stacks], 0) - 1).clamp(min=0)
-        return _train_stacks(run, executor, block.plan.part(self.stacks), place)
+        return _train_stacks(run, executor, block.stack, block.plan.part(self.stacks), place)
 
 
 def pieces_of(
@@ -128,8 +133,7 @@ def pieces_of(
         The pieces, of which those of one block share their plan.
     """
     for block in _blocks(data, solver, executor, clients, seed, round, members):
-        stack = executor.stack_size(block.width)
-        whole = max(1, size // stack) * stack
+        whole = max(1, size // block.stack) * block.stack
         for first in range(0, len(block.clients), whole):
             stacks = slice(first, first + whole)
             yield Piece(block.clients[stacks][block.real[stacks]], block, stacks)
@@ -149,7 +153,7 @@ def train_on_batches(
     """Trains clients on batches of their examples, by local SGD.
 
     Clients with batches of one width share a stack, in their lanes, so that no client's last bits
-    depend on the numbers of examples of others; see :mod:`fedmtl.local.batches`.
+    depend on the numbers of examples of others; see :mod:`fedmtl.local.stacking`.
 
     Args:
         run: the local training, whose models have a row for each client.
@@ -164,7 +168,7 @@ def train_on_batches(
         local step is its start.
     """
     for block in _blocks(run.data, run.solver, executor, clients, seed, run.round, members):
-        yield from _train_stacks(run, executor, block.plan, block.order)
+        yield from _train_stacks(run, executor, block.stack, block.plan, block.order)
     yield from idle(run, run.solver.step_counts(run.data.train.counts[clients]))
 
 
@@ -181,22 +185,24 @@ def _blocks(
     counts = data.train.counts[clients]
     steps = solver.step_counts(counts)
     widths = batch_widths(counts, solver.batch_size)
-    lanes = _ranks(clients, members) % LANES
+    lane = lanes(clients, members)
     for width in widths[steps > 0].unique().tolist():
         alike = ((widths == width) & (steps > 0)).nonzero()[:, 0]
-        grain = grain_of(width, executor.chunk)
-        order, real = places(steps[alike], lanes[alike], grain)
-        size = plannable(int(steps[alike].max()), width, grain)
+        grain, stack = stack_sizes(width, executor.chunk)
+        order, real = places(steps[alike], lane[alike], grain)
+        planned = min(MOST_CLIENTS, _PLANNED // (int(steps[alike].max()) * width))
+        size = max(1, planned // grain) * grain
         for some, used in zip(alike[order].split(size), real.split(size), strict=True):
-            yield Block(data, solver, seed, round, some, used, clients[some], width, grain)
+            yield Block(data, solver, seed, round, some, used, clients[some], width, grain, stack)
 
 
 def _train_stacks(
-    run: LocalTraining, executor: Executor, plan: BatchPlan, place: Tensor
+    run: LocalTraining, executor: Executor, size: int, plan: BatchPlan, place: Tensor
 ) -> Trained:
-    """Trains stacks of the executor's size, each to its end, on the batches of a plan; ``place`` is
-    that of each client among the models of the run."""
-    for part in executor.slices(len(place), width=plan.index.shape[2]):
+    """Trains stacks of at most ``size`` clients, each to its end, on the batches of a plan;
+    ``place`` is that of each client among the models of the run."""
+    for first in range(0, len(place), size):
+        part = slice(first, first + size)
         batches = run.on_batches(executor.stack, plan.part(part), place[part])
         yield from run.train(executor.stack, place[part], batches)
 
@@ -246,12 +252,3 @@ def put_rows(models: Tensor, place: Tensor, rows: Tensor) -> None:
         models[first : first + len(place)] = rows
     else:
         models.index_copy_(0, sent(place, models.device), rows)
-
-
-def _ranks(clients: Tensor, members: Tensor | None) -> Tensor:
-    """Returns the position of each client among the participants of the round, int64 (k,)."""
-    rank = clients.cpu()
-    if members is None:
-        return rank
-    ordered, order = torch.sort(members)
-    return order[torch.searchsorted(ordered, rank)]

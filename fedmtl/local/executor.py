@@ -28,11 +28,11 @@ from .._check import Checked, Count
 from .._extras import installed, threadpoolctl
 from ..errors import ConfigError
 from ..ranks import SINGLE, Ranks
-from .batches import LANES, max_clients, stack_of
 from .layout import Layout
 from .module import StackedModule
 from .per_example import ALIKE, PIECE
 from .products import Perceptron
+from .stacking import LANES, max_clients, stack_sizes
 
 _SMALL = 1 << 20
 _CLIENTS = 8  # of a stack: enough to spread the cost of a call, few enough to stay in the cache
@@ -157,7 +157,7 @@ class Executor:
 
         Args:
             count: number of clients in all.
-            width: examples in the batches of each, which :meth:`stack_size` depends on; None for
+            width: examples in the batches of each, see :func:`~.stacking.stack_sizes`; None for
                 slices of ``chunk`` clients.
 
         Yields:
@@ -165,17 +165,9 @@ class Executor:
         """
         size = self.chunk
         if width is not None:
-            size = self.stack_size(width)
+            _, size = stack_sizes(width, self.chunk)
         for first in range(0, count, size):
             yield slice(first, min(first + size, count))
-
-    def stack_size(self, width: int) -> int:
-        """Returns the largest number of clients of a stack.
-
-        Args:
-            width: examples in the batches of each.
-        """
-        return stack_of(width, self.chunk)
 
     def examples_at_once(self, expected: float) -> int:
         """Returns the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches

@@ -75,7 +75,7 @@ def example_gradients(
 
     - of a ``width`` of 16 pieces of so many of one copy are computed with its parameters beside
       others like it: in float32 each begins at a multiple of 64 bytes, and they are always so many
-      that their examples are a multiple of 32 (see :mod:`fedmtl.local.batches`);
+      that their examples are a multiple of 32 (see :mod:`fedmtl.local.stacking`);
     - of 32, copies are computed one by one, so many examples at a time;
     - of 1, and if a chunk cannot hold 32 gradients, every example is computed by itself, which
       needs no batching rule.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Problem
-from ..local.batches import LANES, batch_widths, grain_of, max_clients, places
 from ..local.losses import Quantile, example_losses, link_of, linked
+from ..local.stacking import batch_widths, lanes, max_clients, places, stack_sizes
 from ..random import derive_key, keyed_bits
 from .metrics import Metric, further_metrics, has_nmse, invented_rows, main_metric
 from .scores import RECALL_AT, example_scores, found_labels, normalized
@@ -173,8 +173,8 @@ def _each_on_its_own(
     # A client's own number of examples decides its shapes, and so its last bits.
     for width in widths[widths > 0].unique().tolist():
         alike = (widths == width).nonzero()[:, 0]
-        grain = grain_of(width, problem.executor.chunk)
-        chosen, real = places(counts[alike], clients[alike] % LANES, grain)
+        grain, _ = stack_sizes(width, problem.executor.chunk)
+        chosen, real = places(counts[alike], lanes(clients[alike], None), grain)
         for part in problem.executor.slices(len(chosen), width=width):
             members = alike[chosen[part]]
             own = real[part]

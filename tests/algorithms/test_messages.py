@@ -8,8 +8,8 @@ from fedmtl import Execution, LocalSGD
 from fedmtl.algorithms.rounds import Messages, _joined
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Executor
-from fedmtl.local.batches import LANES, batch_widths, grain_of, places
-from fedmtl.local.clients import _ranks, pieces_of
+from fedmtl.local.clients import pieces_of
+from fedmtl.local.stacking import LANES, batch_widths, lanes, places, stack_sizes
 from fedmtl.privacy import ClientPrivacy, Clip, FullParticipation, ReleasePlan, open_channel
 from fedmtl.privacy.clip import RowTotal, clipped_sum
 
@@ -96,7 +96,7 @@ def test_pieces_of_several_precisions_keep_the_digits_of_the_finest():
 def test_the_lane_of_a_client_follows_its_place_among_the_members(members, ranks):
     if members is not None:
         members = torch.tensor(members)
-    assert _ranks(torch.tensor([2, 5, 9]), members).tolist() == ranks
+    assert lanes(torch.tensor([2, 5, 9]), members).tolist() == [rank % LANES for rank in ranks]
 
 
 def computed(data: FederatedDataset, solver: LocalSGD, clients: Tensor, chunk: int) -> int:
@@ -107,7 +107,7 @@ def computed(data: FederatedDataset, solver: LocalSGD, clients: Tensor, chunk: i
     number = 0
     for width in widths.unique().tolist():
         alike = widths == width
-        order, _ = places(steps[alike], clients[alike] % LANES, grain_of(width, chunk))
+        order, _ = places(steps[alike], clients[alike] % LANES, stack_sizes(width, chunk)[0])
         number += len(order)
     return number
 
