@@ -39,6 +39,7 @@ from fedmtl.cli.stored import with_absolute_paths, write_config
 from fedmtl.cli.typed import combinations, read
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
+from fedmtl.trainer.settings import Settings
 from tests import copies
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=4", "eval_every=2", "progress=false"]
@@ -238,20 +239,18 @@ def test_the_default_is_the_main_job() -> None:
     import fedmtl
 
     made = settings(resolve(compose(())))
-    assert made["algorithm"] == fedmtl.FedAvg(
-        local=fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10)
-    )
+    assert made.algorithm == fedmtl.FedAvg(local=fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10))
     ways = fedmtl.Finetune(
         kind="auto", lam=0.1, local=fedmtl.LocalSGD(lr=0.5, epochs=20, batch_size=10)
     )
-    assert made["finetune"] == ways
-    assert made["privacy"] == fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=4.0)
-    assert made["schedule"] == fedmtl.PoissonSampling()
-    assert made["execution"] == fedmtl.Execution()
-    assert (made["rounds"], made["baselines"], made["seed"]) == (100, "auto", 0)
+    assert made.finetune == ways
+    assert made.privacy == fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=4.0)
+    assert made.schedule == fedmtl.PoissonSampling()
+    assert made.execution == fedmtl.Execution()
+    assert (made.rounds, made.baselines, made.seed) == (100, "auto", 0)
 
 
-def objects(*overrides: str) -> dict[str, object]:
+def objects(*overrides: str) -> Settings:
     return settings(resolve(compose(overrides)))
 
 
@@ -259,19 +258,17 @@ def test_groups_make_the_objects_of_a_program() -> None:
     import fedmtl
 
     local = fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10)
-    assert objects("algorithm=fedavg")["algorithm"] == fedmtl.FedAvg(local=local)
-    assert objects("algorithm=fedprox", "algorithm.mu=2")["algorithm"] == fedmtl.FedProx(
+    assert objects("algorithm=fedavg").algorithm == fedmtl.FedAvg(local=local)
+    assert objects("algorithm=fedprox", "algorithm.mu=2").algorithm == fedmtl.FedProx(
         mu=2, local=local
     )
-    assert objects("algorithm=local")["algorithm"] == fedmtl.Local(local=local)
-    assert objects("privacy=none")["privacy"] is None
+    assert objects("algorithm=local").algorithm == fedmtl.Local(local=local)
+    assert objects("privacy=none").privacy is None
     unlimited = fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=float("inf"))
-    assert objects("privacy.epsilon=inf")["privacy"] == unlimited
-    assert objects("schedule=fixed", "schedule.cohort=7")["schedule"] == fedmtl.FixedCohort(
-        cohort=7
-    )
-    assert objects("schedule=full")["schedule"] == fedmtl.FullParticipation()
-    adam = objects("algorithm/solver@algorithm.local=adam")["algorithm"]
+    assert objects("privacy.epsilon=inf").privacy == unlimited
+    assert objects("schedule=fixed", "schedule.cohort=7").schedule == fedmtl.FixedCohort(cohort=7)
+    assert objects("schedule=full").schedule == fedmtl.FullParticipation()
+    adam = objects("algorithm/solver@algorithm.local=adam").algorithm
     assert adam == fedmtl.FedAvg(
         local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10)
     )
@@ -283,7 +280,7 @@ def test_the_command_has_the_defaults_of_the_class(name: str, tmp_path: Path) ->
     clusters = tmp_path / "clusters.csv"
     clusters.write_text("client,cluster\nclient-0,a\n")
     needed = {"clustered_pmtl": [f"algorithm.clusters={clusters}"]}.get(name, [])
-    made = objects(f"algorithm={name}", *needed)["algorithm"]
+    made = objects(f"algorithm={name}", *needed).algorithm
     fields = dataclasses.fields(made)  # type: ignore[arg-type]
     differ = {}
     for field in (field for field in fields if field.name != "local"):
@@ -313,7 +310,7 @@ def test_graphs_by_name(tmp_path: Path) -> None:
         (("algorithm/graph=edges", f"algorithm.graph.path={edges}"), EdgesFile(str(edges))),
         (("data=movielens", "data.root=x", "algorithm/graph=ratings"), RatingsGraph("x")),
     ):
-        made = objects("algorithm=p2p", *overrides)["algorithm"]
+        made = objects("algorithm=p2p", *overrides).algorithm
         assert made == fedmtl.PeerToPeer(graph=graph)
 
 
@@ -322,24 +319,48 @@ def test_the_femnist_experiment_is_the_papers_network() -> None:
     from fedmtl.data import DataSpec
 
     made = objects("experiment=pmtl_femnist", "data.root=x", "rounds=7", "privacy.epsilon=8")
-    module = made["model"](DataSpec(shape=(1, 28, 28), classes=62, clients=206))  # type: ignore[operator]
+    module = made.model(DataSpec(shape=(1, 28, 28), classes=62, clients=206))  # type: ignore[operator]
     assert sum(parameter.numel() for parameter in module.parameters()) == 115_646
-    assert made["rounds"] == 7
-    assert made["privacy"].epsilon == 8  # type: ignore[attr-defined]
-    assert made["algorithm"].local == fedmtl.LocalSGD(lr=0.1, epochs=1, batch_size=10)  # type: ignore[attr-defined]
-    paper = objects("experiment=pmtl_femnist_paper", "data.root=x")["algorithm"]
+    assert made.rounds == 7
+    assert made.privacy.epsilon == 8  # type: ignore[attr-defined]
+    assert made.algorithm.local == fedmtl.LocalSGD(lr=0.1, epochs=1, batch_size=10)  # type: ignore[attr-defined]
+    paper = objects("experiment=pmtl_femnist_paper", "data.root=x").algorithm
     assert [paper.local.lr_at(r) for r in (0, 199, 200, 400)] == [0.1, 0.1, 0.05, 0.025]  # type: ignore[attr-defined]
 
 
 def test_replicates_and_rounds_of_an_algorithm_of_its_own_default() -> None:
     made = objects("algorithm=mp_mtl", "replicates=100", "epsilons=[1,3,inf]")
-    assert (made["replicates"], made["epsilons"], made["baselines"]) == (
+    assert (made.replicates, made.epsilons, made.baselines) == (
         100,
         [1, 3, float("inf")],
         "auto",
     )
-    assert objects("algorithm=private_prior")["rounds"] == 1  # its own default
-    assert objects("algorithm=mp_mtl")["rounds"] == 10
+    assert objects("algorithm=private_prior").rounds == 1  # its own default
+    assert objects("algorithm=mp_mtl").rounds == 10
+
+
+def test_the_settings_of_a_run_are_checked_by_its_trainer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all runs of a sweep once more, before the first one begins."""
+    from fedmtl.trainer import settings as module
+
+    calls: list[str] = []
+    check_settings = module.check_settings
+
+    def checked(settings: Settings) -> None:
+        calls.append(type(settings).__name__)
+        check_settings(settings)
+
+    monkeypatch.setattr(module, "check_settings", checked)
+    assert command(*TINY, "baselines=[]", cwd=tmp_path).returncode == 0
+    # later ones are of copies that replace a setting
+    assert set(calls) == {"Trainer"}
+    calls.clear()
+    words = [*TINY, "baselines=[]", "seed=0,1", "-m"]
+    assert command(*words, cwd=tmp_path).returncode == 0
+    assert calls[:3] == ["Settings", "Settings", "Trainer"]
+    assert set(calls[2:]) == {"Trainer"}
 
 
 @pytest.mark.parametrize("named", [[], ["experiment=pmtl_femnist", "data.root=x"]])
@@ -432,17 +453,17 @@ def test_another_option_takes_what_it_has_an_argument_for() -> None:
     import fedmtl
 
     femnist = ["experiment=pmtl_femnist", "data.root=x"]
-    assert objects(*femnist, "algorithm=fedavg")["algorithm"] == fedmtl.FedAvg(
+    assert objects(*femnist, "algorithm=fedavg").algorithm == fedmtl.FedAvg(
         local=fedmtl.LocalSGD(lr=0.1, epochs=1)
     )
-    assert objects(*femnist, "schedule=full")["schedule"] == fedmtl.FullParticipation()
-    assert objects(*femnist, "algorithm=auto")["finetune"] == fedmtl.Average()
+    assert objects(*femnist, "schedule=full").schedule == fedmtl.FullParticipation()
+    assert objects(*femnist, "algorithm=auto").finetune == fedmtl.Average()
     movielens = ["experiment=p2p_movielens", "data.root=x"]
-    assert objects(*movielens, "algorithm=local")["algorithm"] == fedmtl.Local(
+    assert objects(*movielens, "algorithm=local").algorithm == fedmtl.Local(
         local=fedmtl.LocalSGD(lr=0.5, epochs=5)
     )
     adaptive = fedmtl.ClientPrivacy(clip_norm=fedmtl.QuantileClip(initial=1.5), epsilon=2.0)
-    assert objects(*femnist, "privacy=adaptive")["privacy"] == adaptive
+    assert objects(*femnist, "privacy=adaptive").privacy == adaptive
     with pytest.raises(ConfigError, match=r"algorithm\.lam is no setting of FedAvg; accepted: "):
         objects(*femnist, "algorithm=fedavg", "algorithm.lam=1")
 
@@ -451,7 +472,7 @@ def test_names_of_parameters_that_are_free() -> None:
     made = objects(
         "algorithm=pp_dmtl", "schedule.latency.law=lognorm", "schedule.latency.parameters={s: 1.5}"
     )
-    assert made["schedule"].latency.parameters == {"scale": 0.015, "s": 1.5}  # type: ignore[attr-defined]
+    assert made.schedule.latency.parameters == {"scale": 0.015, "s": 1.5}  # type: ignore[attr-defined]
 
 
 def test_sweeps_are_expanded() -> None:

@@ -69,8 +69,8 @@ def adapt(words: list[str]) -> int:
 
     from ..trainer.result import Result
 
-    objects = build.settings(config)
-    if objects["finetune"] is None and of_place(options.overrides, "finetune"):
+    settings = build.settings(config)
+    if settings.finetune is None and of_place(options.overrides, "finetune"):
         raise ConfigError(
             "finetune is none, but new clients have nothing to do without; leave it "
             "out, or choose one."
@@ -79,8 +79,8 @@ def adapt(words: list[str]) -> int:
     data = build.made(config["data"], "data")
     # an automatic model is a factory in the files
     model = None
-    if objects["model"] != "auto":
-        model = objects["model"]
+    if settings.model != "auto":
+        model = settings.model
     run = Result.load(options.folder, model, trust=TRUST.get())
     run.shared_model()  # of a run that has none nothing can start
     if not of_place(options.overrides, "data"):
@@ -90,8 +90,8 @@ def adapt(words: list[str]) -> int:
         )
     finetune = None
     if of_place(options.overrides, "finetune"):
-        finetune = objects["finetune"]
-    terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
+        finetune = settings.finetune
+    terms = run.terms and {**run.terms, "metrics": settings.metrics, "seed": config["seed"]}
     with new_folder("outputs") if out is None else nullcontext(out) as place:
         adapted = replace(run, terms=terms).adapt(
             data, finetune=finetune, device=config["device"], folder=place

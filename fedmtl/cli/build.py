@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .._check import check_values
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
 from .config import GROUPS, Config
@@ -18,60 +17,65 @@ from .refusals import nearest, no_setting
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+    from ..trainer.settings import Settings
 
 
-_OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
+_OF_THE_COMMAND = ("answers", "data", "logger")  # no settings of a trainer, or made apart
+_OF_A_RUN = {"Settings": "", "Trainer": ""}  # whose settings have keys without a place
 
 
-def settings(config: Config) -> Config:
-    """Returns the objects of a resolved configuration that need no data; everything that can be
-    checked is checked.
-
-    Returns:
-        Arguments for :class:`fedmtl.Trainer`, without ``data`` and ``folder``.
+def settings(config: Config) -> Settings:
+    """Returns the settings of a resolved configuration, of which everything is checked that needs
+    no data, such as before a sweep.
 
     Raises:
         ConfigError: an impossible value.
     """
+    from ..trainer.settings import Settings
+
+    with by_key(_OF_A_RUN):
+        return Settings(**objects(config))
+
+
+def objects(config: Config) -> Config:
+    """Returns the arguments of :class:`fedmtl.Trainer` of a resolved configuration, apart from
+    ``data``, ``folder`` and ``callbacks``.
+
+    Raises:
+        ConfigError: a setting that does not exist, or an impossible value of a part.
+    """
     from .. import models
     from ..local.executor import resolve_device
     from ..trainer import Trainer
-    from ..trainer.setting_checks import check_settings
 
-    objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
-    _check_arguments(Trainer, objects, "")
+    given = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
+    _check_arguments(Trainer, given, "")
     model = dict(config["model"])
     # they are no arguments of the model: they change the model that is made
     fix = model.pop("fix", False)
     lora = model.pop("lora", None)
-    objects = {
-        name: made(value, name)
-        for name, value in (objects | {"model": model}).items()
-        if name != "data"
-    }
+    parts = {name: made(value, name) for name, value in (given | {"model": model}).items()}
     if not isinstance(fix, bool):
         raise ConfigError(f"model.fix is {fix!r}; accepted: true or false.")
     if fix:
-        objects["model"] = models.fix(objects["model"])
+        parts["model"] = models.fix(parts["model"])
     if lora is not None:
         if not isinstance(lora, dict):
             raise ConfigError(
                 f"model.lora is {lora!r}; give a mapping of its settings, such as "
                 "model.lora.rank=VALUE."
             )
-        objects["model"] = made(lora | {"model": objects["model"]}, "model.lora")
-    objects |= {name: objects[name] or () for name in ("baselines", "metrics")}
-    for name in (
-        ("algorithm", "schedule", "model", "rounds") if objects["algorithm"] is None else ()
-    ):
-        objects[name] = "auto" if objects[name] is None else objects[name]
-    with by_key({"Trainer": ""}):
-        check_values(Trainer, objects)
-        # before the data are read, which a trainer needs to be made
-        check_settings(SimpleNamespace(**objects, callbacks=(), folder=None))
-    # so that a device that is not there is refused before the data are read, too
+        parts["model"] = made(lora | {"model": parts["model"]}, "model.lora")
+    for name in ("baselines", "metrics"):
+        parts[name] = parts[name] or ()
+    # files have null for what an automatic algorithm chooses
+    if parts["algorithm"] is None:
+        for name in ("algorithm", "schedule", "model", "rounds"):
+            if parts[name] is None:
+                parts[name] = "auto"
+    # a device that is not there is refused before data are read, too
     resolve_device(config["device"])
-    return objects
+    return parts
 
 
 def made(node: Any, place: str) -> Any:
@@ -171,30 +175,31 @@ def by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
         raise ConfigError(f"{place}: {first_line(error)}.") from error
 
 
-def keys(objects: Mapping[str, Any]) -> dict[str, str]:
+def keys(parts: Mapping[str, Any]) -> dict[str, str]:
     """Returns the keys of the arguments of a trainer by the classes of these, for
     :func:`by_key`."""
-    return {type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""}
+    return {type(value).__name__: name for name, value in parts.items()} | _OF_A_RUN
 
 
 def build(config: Config, folder: Path) -> Trainer:
-    """Returns the trainer of a resolved configuration, for which the data are read.
+    """Returns the trainer of a resolved configuration, which reads the data once its other settings
+    are checked.
 
     Raises:
         FedmtlError: an impossible value or malformed data, named by its key, file, client or field.
     """
     from ..trainer import Trainer
 
-    objects = settings(config)
+    parts = objects(config)
     logger = dict(config.get("logger") or {})
     if logger.get("folder") is not None:
         logger["folder"] = str(folder / logger["folder"])
     if "parameters" in logger:
         logger["parameters"] = flat(config) | (logger["parameters"] or {})
     callback = made(logger, "logger")
-    data = made(config["data"], "data")
     callbacks = []
     if callback is not None:
         callbacks.append(callback)
-    with by_key(keys(objects)):
-        return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
+    data: Any = partial(made, config["data"], "data")
+    with by_key(keys(parts)):
+        return Trainer(data=data, folder=folder, callbacks=callbacks, **parts)

@@ -47,9 +47,9 @@ def check(words: list[str]) -> int:
     from ..local.losses import is_of_numbers, name_of, resolve_loss
 
     config = resolve(compose(options.overrides))
-    objects = settings(config)
-    if is_of_numbers(objects["loss"]):
-        loss = name_of(resolve_loss(objects["loss"]))
+    checked = settings(config)
+    if is_of_numbers(checked.loss):
+        loss = name_of(resolve_loss(checked.loss))
         raise ConfigError(
             f"loss is {loss!r}, for which there are no automatic settings to check; leave it out "
             "here, and train with it and an algorithm that takes it, as algorithm=fedavg."
@@ -66,13 +66,13 @@ def check(words: list[str]) -> int:
 
     from ..trainer.check import check as outlook
 
-    if objects["algorithm"] == "auto":
+    if checked.algorithm == "auto":
         chosen = {
-            name: objects[name]
+            name: getattr(checked, name)
             for name in ("model", "rounds", "schedule")
-            if objects[name] != "auto"
+            if getattr(checked, name) != "auto"
         }
-    found = outlook(data, objects["privacy"], **chosen, public=options.public)
+    found = outlook(data, checked.privacy, **chosen, public=options.public)
     # only here, so that of data with an error this error is the whole output
     if drafts:
         show(text)

@@ -150,7 +150,7 @@ def _models(folder: Path) -> Models:
             target = str(settings.get("_target_") or "")
         # networks of fedmtl are made from the released files alone
         if target and not target.startswith("fedmtl.models."):
-            model = build.settings(config | {"device": "cpu", "logger": {}})["model"]
+            model = build.settings(config | {"device": "cpu"}).model
     return Models.of(place, model, trust=TRUST.get())
 
 

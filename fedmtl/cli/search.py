@@ -66,7 +66,7 @@ def run_search(settings: Config, folder: Path, command: Sequence[str] | None = N
         name: config | {"logger": {}} for name, config in arguments.pop("candidates").items()
     }
     first = build.build(next(iter(configs.values())), folder)  # the data are read once
-    trainers = {name: replace(first, **build.settings(config)) for name, config in configs.items()}
+    trainers = {name: replace(first, **build.objects(config)) for name, config in configs.items()}
     progress = all(trainer.progress for trainer in trainers.values())
     private_search = PrivateSearch(
         candidates=trainers, folder=folder, progress=progress, **arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -30,8 +31,10 @@ def is_auto(value: Any) -> bool:
 
 
 def as_data(data: Any) -> FederatedDataset:
-    """Returns the dataset of a dataset, the name of one, or a mapping from client to (x, y) or
-    Dataset."""
+    """Returns the dataset of a dataset, the name of one, a mapping from client to (x, y) or
+    Dataset, or a function without arguments that returns one of these."""
+    if _is_reader(data):
+        data = data()
     if isinstance(data, FederatedDataset):
         return data
     if isinstance(data, str):
@@ -43,6 +46,18 @@ def as_data(data: Any) -> FederatedDataset:
         "or a mapping from client to a pair (x, y) or torch Dataset; of a table "
         "load_data('table', path=TABLE, client=COLUMN, target=COLUMN)."
     )
+
+
+def _is_reader(data: Any) -> bool:
+    """Returns True if data are a function that can be called without arguments."""
+    # a class is a mistake for an object of it
+    if not callable(data) or isinstance(data, type):
+        return False
+    try:
+        signature(data).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def as_model(model: Any) -> nn.Module | ModelFactory:

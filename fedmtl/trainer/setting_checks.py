@@ -25,6 +25,7 @@ from .metrics import check_metrics
 from .stopping import EarlyStopping
 
 if TYPE_CHECKING:
+    from .settings import Settings
     from .trainer import Trainer
 
 _CLASSES = (
@@ -33,11 +34,11 @@ _CLASSES = (
 )
 
 
-def check_settings(settings: Any) -> None:
+def check_settings(settings: Settings) -> None:
     """Refuses settings of another kind, and settings that do not fit each other whatever the data.
 
     Args:
-        settings: with the attributes of a :class:`~fedmtl.Trainer`; the data are not read.
+        settings: of a run; its data are not read.
 
     Raises:
         ConfigError: named.
@@ -50,12 +51,12 @@ def check_settings(settings: Any) -> None:
     _check_replicates(settings)
 
 
-def check_loss(settings: Any) -> None:
+def check_loss(settings: Trainer) -> None:
     """Refuses a loss of real targets beside other targets, or beside an algorithm that does not
     take it.
 
     Args:
-        settings: with the attributes of a :class:`~fedmtl.Trainer`.
+        settings: of a run, with its data.
 
     Raises:
         ConfigError: the setting to leave out, or to choose.
@@ -107,7 +108,7 @@ def _check_counts(data: FederatedDataset) -> None:
         )
 
 
-def _check_kinds(settings: Any) -> None:
+def _check_kinds(settings: Settings) -> None:
     """Refuses a setting that is an object of another kind."""
     algorithm = settings.algorithm
     finetune = settings.finetune
@@ -244,7 +245,7 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
         )
 
 
-def _check_replicates(settings: Any) -> None:
+def _check_replicates(settings: Settings) -> None:
     """Refuses replicates with impossible budgets, of an algorithm that cannot compute them as one
     program, with noise that is not simulated, without one budget to set, or with a setting of a
     single run."""
@@ -262,8 +263,8 @@ def _check_replicates(settings: Any) -> None:
         )
         if not real or len(set(epsilons)) < len(epsilons):
             raise ConfigError(
-                f"Trainer.epsilons is {epsilons!r}; it must be a list of different budgets above "
-                "0, such as [1, 3, 10], or None."
+                f"{type(settings).__name__}.epsilons is {epsilons!r}; it must be a list of "
+                "different budgets above 0, such as [1, 3, 10], or None."
             )
         if (
             privacy is None

@@ -4,51 +4,42 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from torch import nn
-
-from .._check import AutoCount, Checked, Count
 from ..algorithms.base import Algorithm, Problem
-from ..algorithms.finetune import Personalization, personalization_of, usual_of_linear_numbers
+from ..algorithms.finetune import usual_of_linear_numbers
 from ..algorithms.linear.data import is_linear
 from ..algorithms.local import Local
 from ..algorithms.noise_level import noise_of
 from ..contrib.automatic import automatic
 from ..data import FederatedDataset
 from ..errors import ConfigError
-from ..local import Execution
 from ..local.executor import resolve_device
-from ..local.losses import Loss
-from ..models import ModelFactory
 from ..models.build import build_module
 from ..privacy import BoundSampler, Privacy, RecordPrivacy, Sampler
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule, Buffered, Deadline
 from .baselines import has_tuned_local, named_baselines, usual_baselines
-from .callbacks import Callback
-from .channel_setup import Schedule, bind_schedule
+from .channel_setup import bind_schedule
 from .check import unscaled
 from .engine import Engine
 from .fit import fitted
-from .hooks import RunAudit
 from .inputs import AUTO, as_data, as_model, is_auto
-from .metrics import Metric, MetricFunction, resolve_metrics
+from .metrics import Metric, resolve_metrics
 from .personalize import usual_finetuning
 from .problem import ProblemSettings, build_problem, coded_for
 from .result import Result
-from .setting_checks import check_declared, check_loss, check_settings
-from .stopping import EarlyStopping
+from .setting_checks import check_declared, check_loss
+from .settings import Settings
 
 logger = logging.getLogger("fedmtl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainer(Checked):
+class Trainer(Settings):
     """Trains one model per client and reports the epsilon that it cost.
 
     Args:
@@ -57,8 +48,10 @@ class Trainer(Checked):
             (:func:`~fedmtl.contrib.automatic.automatic`), and also ``model``, ``schedule``,
             ``rounds``, ``finetune`` and the clip norm of ``privacy`` unless they are given.
         data: the clients' data: a dataset, the name of one (``"digits"``), or a mapping from client
-            to a pair (x, y) or torch Dataset, a fifth of which is held out for test. With a
-            logistic or hinge loss floating targets 0 and 1, or -1 and +1, are two classes.
+            to a pair (x, y) or torch Dataset, a fifth of which is held out for test; or a function
+            without arguments that returns one of these, which is called once all settings are
+            checked that need no data. With a logistic or hinge loss floating targets 0 and 1, or -1
+            and +1, are two classes.
         model: a module, a factory called with the data's :class:`~fedmtl.data.DataSpec`, or the
             name of one (``"mlp"``).
         schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or
@@ -146,35 +139,10 @@ class Trainer(Checked):
         (True, 10)
     """
 
-    algorithm: Algorithm = "auto"  # type: ignore[assignment]  # "auto" becomes settings
     data: FederatedDataset  # what else is accepted becomes a dataset
-    model: nn.Module | ModelFactory = "auto"  # type: ignore[assignment]
-    schedule: Schedule = "auto"  # type: ignore[assignment]
-    privacy: Privacy | None
-    rounds: AutoCount = "auto"  # type: ignore[assignment]
-    trainable: Sequence[str] | None = None
-    loss: str | Loss = "auto"
-    seed: int = 0
-    folder: str | Path | None = None
-    baselines: Sequence[str | Algorithm] = ()
-    finetune: Personalization | None = "auto"  # type: ignore[assignment]
-    device: str = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-    execution: Execution = field(default_factory=Execution)
-    eval_every: Count | None = None
-    evaluate_clients: Count | None = None
-    checkpoint_every: Count | None = None
-    early_stopping: EarlyStopping | None = None
-    audit: RunAudit | None = None
-    replicates: Count = 1
-    epsilons: Sequence[float] | None = None
-    metrics: Sequence[str | MetricFunction] = ()
-    callbacks: Sequence[Callback] = ()
-    progress: bool = True
 
     def __post_init__(self) -> None:
-        self._set(finetune=personalization_of(self.finetune))
-        check_settings(self)
+        super().__post_init__()
         if is_auto(self.baselines):
             self._set(baselines=usual_baselines(self))
         self._set(data=as_data(self.data), callbacks=tuple(self.callbacks))
@@ -192,11 +160,6 @@ class Trainer(Checked):
             self._set(epsilons=tuple(map(float, self.epsilons)))
         check_declared(self)
         _ = self.asked_metrics
-
-    def _set(self, **values: Any) -> None:
-        """Replaces fields by what they stand for, while the trainer is made; later it is frozen."""
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
     def _choose(self, left: list[str]) -> None:
         """Fills in the automatic settings ``left``, by public facts of the data."""

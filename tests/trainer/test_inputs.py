@@ -351,6 +351,23 @@ def test_names_and_mappings_become_data():
     assert made.fit().data_name == "data"
 
 
+def test_data_are_read_after_the_other_settings_are_checked():
+    calls = []
+
+    def read():
+        calls.append("read")
+        return "synthetic_tasks"
+
+    with pytest.raises(ConfigError, match=r"Trainer\.eval_every is 0"):
+        small.trainer(data=read, eval_every=0)
+    assert not calls
+    assert small.trainer(data=read, model="linear_regression").data.name.startswith("synthetic")
+    assert calls == ["read"]
+    for mistaken in (read_table, FederatedDataset, len):
+        with pytest.raises(ConfigError, match=r"data is .*; give a FederatedDataset"):
+            small.trainer(data=mistaken)
+
+
 def test_a_model_by_name_is_the_factory_of_that_name():
     named, called, made = (
         small.trainer(model=one).fit() for one in ("mlp", models.mlp, models.mlp())
