@@ -28,7 +28,7 @@ from ..privacy.reporting import privacy_report, signal_to_noise
 from ..schedules import Block
 from ..trainer.channel_setup import open_run
 from ..trainer.engine import Engine
-from ..trainer.fit import fitted
+from ..trainer.fit import run_in_claimed_folder
 from ..trainer.folder import MANIFEST, RunFolder
 from ..trainer.tensor_files import read_tensors
 from ..trainer.trainer import Trainer
@@ -110,7 +110,7 @@ def watched(
     with TemporaryDirectory(prefix="fedmtl-audit-") as name:
         folder = RunFolder(Path(name) / "run")
         try:
-            result = fitted(
+            result = run_in_claimed_folder(
                 replace(trainer, folder=folder.root if publish else None), False, engine
             )
             ending = result.stopped

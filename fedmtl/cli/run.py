@@ -240,7 +240,7 @@ def train_one(
     """
     from ..ranks import Ranks
     from ..trainer.engine import Engine
-    from ..trainer.fit import trained
+    from ..trainer.fit import run_with_baselines
 
     writes = process.writes
     place = short(folder)
@@ -258,7 +258,9 @@ def train_one(
         began = time.monotonic()
         resumed = resumable(place if job is None else short(job.sweep), process.ranks)
         with resumed if writes else nullcontext(), build.by_key(build.keys(vars(trainer))):
-            result = trained(trainer, resume, Engine(ranks=process.ranks or Ranks.of_launch()))
+            result = run_with_baselines(
+                trainer, resume, Engine(ranks=process.ranks or Ranks.of_launch())
+            )
     if writes:
         show(result.summary() if job is None else job.line(result, began, place))
         if job is None:

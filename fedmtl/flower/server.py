@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..privacy import RecordPrivacy
 from ..schedules import Buffered, Deadline
 from ..trainer import Trainer
-from ..trainer.fit import fitted
+from ..trainer.fit import run_in_claimed_folder
 from ..trainer.processes import in_one_process
 from ..trainer.result import Result
 from .buffered import BufferedEngine
@@ -138,7 +138,7 @@ def serve(
         finetune=None,  # nodes finetune, and compute the metrics
         metrics=(),
     )
-    return fitted(settings, trainer.folder is not None, engine(nodes=nodes))
+    return run_in_claimed_folder(settings, trainer.folder is not None, engine(nodes=nodes))
 
 
 def check(trainer: Trainer) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedmtl")
 
 
-def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
+def run_in_claimed_folder(settings: Trainer, resume: bool, engine: Engine) -> Result:
     """Returns the result of a run with its baselines; see :meth:`Trainer.fit <fedmtl.Trainer.fit>`.
 
     The folder is claimed for this process and its ranks.
@@ -58,12 +58,12 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
         with ranks.agree():
             if folder is not None and ranks.first:
                 stack.enter_context(folder.claimed(resume=resume))
-        return trained(settings, resume, engine)
+        return run_with_baselines(settings, resume, engine)
 
 
-def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
+def run_with_baselines(settings: Trainer, resume: bool, engine: Engine) -> Result:
     """Returns the result of a run with its baselines, in a folder that is claimed; for the
-    arguments see :func:`fitted`.
+    arguments see :func:`run_in_claimed_folder`.
 
     Raises:
         TrainingError: a run without noise learned nothing.

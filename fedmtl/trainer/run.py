@@ -75,8 +75,8 @@ def run(plan: RunPlan, engine: Engine, resume: bool) -> Result:
     channel = engine.open(plan, resume)
     # The ledger is closed in any case, so that an interrupted run can go on.
     with closing(channel):
-        begun, state, step = _begin(plan, engine, channel, checkpoint)
-        plan, result = _train(begun, state, step)
+        begun, state, step = _start_or_restore(plan, engine, channel, checkpoint)
+        plan, result = _compute_with_callbacks(begun, state, step)
     ledger = channel.accountant.ledger
     # The report names the end of the ledger, which is final only now.
     result = replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
@@ -87,7 +87,7 @@ def run(plan: RunPlan, engine: Engine, resume: bool) -> Result:
     return result
 
 
-def _begin(
+def _start_or_restore(
     plan: RunPlan,
     engine: Engine,
     channel: Rounds | Activations,
@@ -208,7 +208,7 @@ def _log_left_out(channel: Rounds | Activations) -> None:
         )
 
 
-def _train(begun: Run, state: State, step: int) -> tuple[RunPlan, Result]:
+def _compute_with_callbacks(begun: Run, state: State, step: int) -> tuple[RunPlan, Result]:
     """Computes the steps from ``step`` on.
 
     Returns:
@@ -222,7 +222,7 @@ def _train(begun: Run, state: State, step: int) -> tuple[RunPlan, Result]:
         if plan.folder is not None:
             plan.ranks.share(plan.folder.reopen)
         with held_interruption() as interrupted:
-            state, step, stopped = _advance(begun, state, step, interrupted)
+            state, step, stopped = _compute_steps(begun, state, step, interrupted)
         # All ranks end together, so that none waits for one that has left.
         if plan.ranks.share(interrupted):
             raise KeyboardInterrupt
@@ -236,7 +236,7 @@ def _train(begun: Run, state: State, step: int) -> tuple[RunPlan, Result]:
             callback.on_end(outcome)
 
 
-def _advance(
+def _compute_steps(
     begun: Run, state: State, step: int, interrupted: Callable[[], bool]
 ) -> tuple[State, int, str]:
     """Computes the blocks from ``step`` on, and saves the last state.

@@ -26,7 +26,7 @@ from .baselines import has_tuned_local, named_baselines, usual_baselines
 from .channel_setup import bind_schedule
 from .check import unscaled
 from .engine import Engine
-from .fit import fitted
+from .fit import run_in_claimed_folder
 from .inputs import AUTO, as_data, as_model, is_auto
 from .metrics import Metric, resolve_metrics
 from .personalize import usual_finetuning
@@ -358,4 +358,6 @@ class Trainer(Settings):
                 :attr:`Result.lost` says so: how long it is, how it ends and which files can be
                 published say nothing about the data.
         """
-        return fitted(self, resume, Engine(ranks=Ranks.of_launch() if ranks is None else ranks))
+        return run_in_claimed_folder(
+            self, resume, Engine(ranks=Ranks.of_launch() if ranks is None else ranks)
+        )
