@@ -6,7 +6,7 @@
 
 No check proves privacy; each can only refute the claim of the ledger's event. :func:`audit_channel`
 checks the releases alone, through the production path, and :func:`audit_trainer` the whole run: the
-transcript of an algorithm, what is each client's own, starts and stops.
+transcript of the public state, the independence of the clients, the start and the end of the run.
 
 Each name is imported on first use: the statistics behind the checks take a second to import, and a
 run with canaries needs them only at its end.

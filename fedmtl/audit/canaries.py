@@ -3,20 +3,20 @@ coin, and an attack.
 
 A canary is drawn and charged like every client. If it takes part, its row is clipped, added up and
 noised with all others. The run does not know the coins, which have a stream of their own. The
-attacker has every release, and knows what the worst-case adversary of differential privacy knows:
-the rows of all other clients, whose sum it subtracts. If nothing is amplified, it knows who takes
-part, too. The rest is noise and canaries, and the score of a
-canary is the logarithm of the likelihood ratio of in against out, the best test by Neyman and
-Pearson if canaries do not overlap (and a little less if a sampled round has several releases,
-each of which is scored by itself).
+attacker has every release, and has the knowledge of the worst-case adversary of differential
+privacy: the rows of all other clients, whose sum it subtracts. Without amplification by sampling it
+knows the participants, too. The rest is noise and canaries, and the score of a canary is the
+logarithm of the likelihood ratio of in against out, the best test by Neyman and Pearson if canaries
+do not overlap (and a little less if a sampled round has several releases, each of which is scored
+by itself).
 
 Under replace-one the coin chooses between a row and its negative. An epsilon against this attack is
 a lower bound on that of the run as it was made, so of its clip, sum, noise, sampling and charges
 together.
 
-If the unit is one record, canaries are records of clients that have the same cost. Their
-gradients are in every local step of DP-SGD, and in every activation of a client that acts one at a
-time, what the rows of canary clients are in a round.
+If the unit is one record, canaries are records of clients that have the same cost. Their gradients
+take the place of the rows of canary clients, in every local step of DP-SGD and in every activation
+of a client that acts one at a time.
 
 The channels of runs with canaries are subclasses of those of all other runs, which know nothing of
 them.
@@ -60,7 +60,7 @@ class Canaries(Coins):
     Args:
         count: m, how many.
         first: number of clients, and the position of the first canary behind them.
-        sampler: who takes part, of clients and canaries together.
+        sampler: draws the participants from the clients and the canaries together.
         seed: of the coins and the directions.
     """
 
@@ -227,7 +227,7 @@ class _WithCanaries(MechanismAround[Inner]):
     """A mechanism that canaries add rows to.
 
     Args:
-        mechanism: what the canaries are to catch.
+        mechanism: the mechanism under test.
         canaries: of the run.
     """
 

@@ -33,8 +33,8 @@ _STEPS = 20  # of a run whose ledger is read back
 _EXAMINED = 6  # accounts of one run that are computed again
 
 _Block: TypeAlias = tuple[int, Tensor, list[list[int]] | None]
-"""The first step, what begins, and the accounts that each step is charged to, -1 for that of all
-clients; None if the block must be refused."""
+"""The first step, the clients of the block as ``begin`` has them, and the accounts that each step
+is charged to, -1 for that of all clients; None if the block must be refused."""
 
 
 def charges(setup: Setup, seed: int) -> list[Finding]:
@@ -56,7 +56,7 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
     return [*findings, _by_library(setup, ledger)]
 
 
-# What a cost says
+# The stated cost of a release
 
 
 def _costs(setup: Setup, seed: int) -> Finding:
@@ -71,7 +71,7 @@ def _costs(setup: Setup, seed: int) -> Finding:
     for k in setup.claims.accounts:
         found = _wrong_costs(setup, channel, k)
         if setup.gradients is not None:
-            found = [f"{setup.name(k)}: {what}" for what in found]
+            found = [f"{setup.name(k)}: {contradiction}" for contradiction in found]
         wrong += found
     wrong += _wrong_divisor(setup, channel)
     detail = "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
@@ -237,8 +237,9 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
 def _blocks_of_activations(setup: Setup, channel: Activations, seed: int) -> Iterator[_Block]:
     """Yields blocks in which clients act one at a time.
 
-    The schedule makes half of all uses. In the blocks that follow one client after the other acts
-    up to its cap, and once more, in the same block and after it: silent and free, or refused.
+    The schedule makes half of all uses, ``ACTIVATIONS`` at most. In the blocks that follow one
+    client after the other acts up to its cap, and once more, in the same block and after it: silent
+    and free, or refused.
     """
     assert isinstance(setup.schedule, Clocks)
     end = 0
@@ -279,7 +280,7 @@ def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]]
     return charged
 
 
-# What must be refused
+# Acts that must be refused
 
 
 def _acts(
@@ -321,8 +322,8 @@ def _acts(
 
 
 def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[str]:
-    """Makes the acts of a block as often as they are paid for, and once more; returns what is
-    wrong."""
+    """Makes the acts of a block as often as they are paid for, and once more; returns the faults:
+    acts that were not refused, and releases of clients that must release zeros."""
     first, _, clients = block
     wrong = list[str]()
     for act, paid in _acts(setup, channel, block):
@@ -342,7 +343,7 @@ def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[s
 
 
 def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
-    """Checks that all that an account may be charged for, ``uses`` (m,), stays within its
+    """Checks that the largest epsilon that an account can reach, after ``uses`` (m,), is within its
     budget."""
     limits = {k: budget for k, budget in enumerate(setup.budgets) if budget is not None and uses[k]}
     if not limits:
@@ -355,8 +356,8 @@ def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
 
 
 def _by_library(setup: Setup, ledger: Reading) -> Finding:
-    """Checks that no epsilon after what a ledger charges an account is below what dp-accounting
-    makes of its cost."""
+    """Checks that no epsilon of the charged uses of an account is below the one that dp-accounting
+    computes from the same cost."""
     check = "charges: epsilon by dp-accounting"
     worst = -1.0
     text = ""

@@ -33,7 +33,7 @@ class Shares:
     Attributes:
         cohort: n, clients of a cohort, each of which adds a share.
         colluding: t of them, whose shares count as nothing.
-        missing: d of them, who may be lost.
+        missing: d of them, which may drop out.
         bits: of a number of a sum.
         units: the most vectors in a sum, if clients have several; None: one of each client.
     """
@@ -94,7 +94,7 @@ class Claim:
         relation: how the rows of neighbours differ: ``"replace"`` for random cohorts of a fixed
             size, and for zero-out if clients without data send rows.
         norm: of the sensitivity that this law needs.
-        form: what is released of the rows.
+        form: the released function of the rows: a sum of vectors, or of matrices.
         size: noised coordinates.
         denominator: m, the public constant that divides the sum; of gradients q n_i.
         sampled: probability of a Poisson-sampled cost, else None.

@@ -26,7 +26,7 @@ class Claims:
 
     Args:
         setup: public facts.
-        costs: what the account charges, or None.
+        costs: the costs that the accountant charges, or None.
         bands: of noise that is correlated over rounds, by release.
 
     Attributes:

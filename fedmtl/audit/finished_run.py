@@ -23,7 +23,8 @@ from .restated import Beside, Restated, restated
 
 
 class NotCovered(Exception):
-    """The folder lacks what a check needs; the message is the detail of its line."""
+    """The folder lacks a file or value that a check needs; the message is the detail of its
+    line."""
 
 
 Answer = tuple[list[str], str] | None
@@ -50,7 +51,7 @@ class FinishedRun:
         folder: of the run.
         report: of ``public/privacy.json``.
         result: of ``private/result.json``; empty without the private part.
-        files: what is read of it.
+        files: reads the files of the folder, each of them once.
         chain: the lines of the ledger; None if it is missing or does not hold, with the reason
             in ``broken``.
 
@@ -92,7 +93,7 @@ class FinishedRun:
         try:
             content = self.files.content(path)
             chain = parse(content, path, VERSION)
-        except Exception as error:  # without what a resume would do about it
+        except Exception as error:  # without the advice on a resume
             self.broken = str(error).replace(str(path), path.name).split(". ")[0]
             return
         # a write that was interrupted; no charge of a whole line is lost

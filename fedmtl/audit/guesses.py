@@ -1,13 +1,13 @@
 """Lower bounds on epsilon from one run, beside the upper bound of its accounting.
 
 m canaries (clients or records with chosen data) are each in or out of one run by a fair coin that
-the run does not know; for replaced units the coin chooses between two values. An attacker reads a
-score of each canary off what the run publishes, guesses coins and may abstain. If the run is as its
-:class:`~fedmtl.privacy.cost.PrivacyCost` says with noise multiplier z, flipping the coin of a
+the run does not know; for replaced units the coin chooses between two values. An attacker computes
+a score of each canary from the published values, guesses coins and may abstain. If the run is as
+its :class:`~fedmtl.privacy.cost.PrivacyCost` says with noise multiplier z, flipping the coin of a
 canary obeys the trade-off curve of that cost: ``P(E) <= F_z(Q(E))`` for every event E and the laws
-P and Q of what is published under its two values, given all other coins (F_z: see
-:class:`~fedmtl.privacy.accounting.trade_off.TradeOff`). Too many right guesses refute it. The
-lower bound is the epsilon of the smallest multiplier that they refute at the confidence, found by
+P and Q of the published values under its two values, given all other coins (F_z: see
+:class:`~fedmtl.privacy.accounting.trade_off.TradeOff`). Too many right guesses refute it. The lower
+bound is the epsilon of the smallest multiplier that they refute at the confidence, found by
 bisection: more noise makes F_z smaller, and more guesses surprising. In a sound run the bound
 exceeds the epsilon of the run with a probability of at most one minus the confidence.
 
@@ -15,7 +15,7 @@ Everything else of the claim enters through its cost: the law of the noise, the 
 sampling by a secret coin (the canaries are drawn as all units are) and the neighbour relation. So
 the bound is at the delta of the claim, and comparable with it.
 
-Two theorems turn F_z into a test. They differ in what they assume of the run beyond F_z; a lower
+Two theorems turn F_z into a test. They differ in their assumptions on the run beyond F_z; a lower
 bound that uses the first one is larger.
 
 **Independent canaries.** Let canary i show in an observation whose law, given the coins and
@@ -25,9 +25,9 @@ the two posterior probabilities of coin i at most, say r_i, which depends only o
 the r_i are independent, and the mean of each is at most ``(1 + TV_z) / 2``, where
 ``TV_z = max_x F_z(x) - x`` is the total variation: half of P(guess "in") plus half of Q(guess
 "out") is ``1/2 + (P(in) - Q(in)) / 2``. The number of right guesses among m is thus dominated by a
-binomial number, and the test is exact (Clopper and Pearson). The assumption is what the claim says
-of additive noise: orthogonal canaries meet independent noise. Score i is the log likelihood ratio
-of the two values of coin i, summed over the releases. It depends only on the product of each
+binomial number, and the test is exact (Clopper and Pearson). The assumption follows from the claim
+if the noise is additive: orthogonal canaries meet independent noise. Score i is the log likelihood
+ratio of the two values of coin i, summed over the releases. It depends only on the product of each
 release with the direction of canary i, after the sum of the other rows (which the adversary of
 differential privacy knows) is subtracted. A run that breaks its claim may break the assumption,
 too; the claim is refuted all the same.
@@ -35,10 +35,10 @@ too; the claim is refuted all the same.
 **Any canaries.** F_z alone (Mahloujifar, Melis, Chaudhuri 2025, "Auditing f-differential privacy in
 one run"; Steinke, Nasr, Jagielski 2023, "Privacy auditing with one (1) training run"). Let N of the
 r guesses made be right, and N_i be those among them that are not i's. Given all other coins, "guess
-i is right and N_i >= v" under one value of coin i is what "guess i is wrong and N_i >= v" is under
-the other value. So ``P(i right, N_i >= v) <= F_z(P(i wrong, N_i >= v))``, first given the other
-coins and the value of coin i, then on average, as F_z is concave. On average over the m canaries,
-and since N is N_i + 1 if guess i is right,
+i is right and N_i >= v" under one value of coin i is the same event as "guess i is wrong and N_i >=
+v" under the other value. So ``P(i right, N_i >= v) <= F_z(P(i wrong, N_i >= v))``, first given the
+other coins and the value of coin i, then on average, as F_z is concave. On average over the m
+canaries, and since N is N_i + 1 if guess i is right,
 
     E[N; N >= v + 1] / m <= F_z(E[r - N; N >= v] / m)    for v = 0, ..., r - 1.
 

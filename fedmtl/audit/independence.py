@@ -23,8 +23,8 @@ from .rerun import Notes, differing, watched, when
 def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
     """Replaces one client's data, by extreme values and, if they are private, by other numbers
     of records, and compares the others' numbers with those of the ``first`` run, which has the same
-    coins. Replaces those of all others, and compares the client's numbers: so what all clients take
-    from one of them is found, whichever that is."""
+    coins. Replaces those of all others, and compares the client's numbers. This finds every
+    dependence of all clients on the data of one, whichever that is."""
     counts = trainer.data.train.counts
     ids = trainer.data.ids
     # one that acted first, since its data can reach every later number; without one, that of the
@@ -55,9 +55,9 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
         if client in changed:
             whose = f"client {ids[client]!r}"
         wrong = [
-            f"{what} of client {ids[other]!r} depends on the data of {whose} otherwise than "
+            f"{value} of client {ids[other]!r} depends on the data of {whose} otherwise than "
             f"through the releases, first {when(event)}"
-            for event, what, other in sorted(key for key in pairs if key[2] not in changed)
+            for event, value, other in sorted(key for key in pairs if key[2] not in changed)
         ]
         detail = (
             "numbers of clients whose data stay that differ, the data of others replaced and "
@@ -68,12 +68,13 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
 
 
 def public_shape(data: FederatedDataset) -> Finding:
-    """Makes the data anew with other records of one client and compares what a model is built by:
-    the shape of records and targets, the number of classes, the transform and the domain.
+    """Makes the data anew with other records of one client and compares the public facts that a
+    model is built from: the shape of records and targets, the number of classes, the transform and
+    the domain.
 
-    The client has a label that no record had, or targets and features beyond all others. A data set
-    that computes a public fact from its records is so caught, whatever it states; what a reader
-    computed before it made the data set is in no record of it, and cannot be.
+    The client has a label that no record had, or targets and features beyond all others. So a data
+    set that computes a public fact from its records is caught, whatever it states. A fact that a
+    reader computed before it made the data set is not.
     """
     train = data.train
     client = int(train.counts.argmax())

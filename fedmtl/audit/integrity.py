@@ -27,7 +27,7 @@ def check_files(run: FinishedRun, *, private: bool) -> Answer:
         elif run.files.digest(path) != digest:
             wrong.append(f"{file} is not the file that was listed")
     if not private:
-        # what is published is exactly what is listed; the private part may hold more
+        # the published files are exactly the listed ones; the private part may hold more
         extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
         wrong += [f"{file} was added" for file in sorted(extra)]
     elif run.files.json(run.folder.public / MANIFEST).get("private") != run.files.digest(

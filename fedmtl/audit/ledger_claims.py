@@ -85,6 +85,6 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
 
 
 def noise_std(claim: Claim) -> float:
-    """Returns the root mean square of a noised coordinate; of correlated noise what it
-    approaches."""
+    """Returns the root mean square of the noise of a coordinate; if the noise is correlated over
+    rounds, the limit for many rounds."""
     return claim.std / claim.denominator * (Bands(claim.bands).gain if claim.bands else 1.0)

@@ -86,7 +86,7 @@ class _Lines:
         """Takes in line ``number`` of the file, from 1.
 
         Raises:
-            KeyError, TypeError, ValueError: a line without what its kind has, or one that charges
+            KeyError, TypeError, ValueError: a line without a field of its kind, or one that charges
                 more steps than any run.
         """
         kind = line["kind"]
@@ -159,8 +159,8 @@ class Reading:
         caps: (m,) int64, most uses of each account.
 
     Raises:
-        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more
-            steps than any run.
+        KeyError, TypeError, ValueError: a line without a field of its kind, or one that charges
+            more steps than any run.
     """
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -263,9 +263,8 @@ class Reading:
         """Returns the charged cohorts that the sampler does not draw, or activations of several
         clients.
 
-        In what order the clients take turns is in no file, but turns of one are some rounds from
-        each other at least; local steps are not charged to clients that have reached
-        their caps.
+        No file has the order of the clients' turns, but turns of one are some rounds from each
+        other at least; local steps are not charged to clients that have reached their caps.
         """
         n = len(self.kind_of)
         problems = list[str]()

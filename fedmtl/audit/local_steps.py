@@ -1,9 +1,9 @@
 """The check that local steps of DP-SGD are computed from the records that were drawn for them, and
 from no others.
 
-Other checks see that records are drawn as it is charged, and that what is handed to a release is
-clipped and noised. Here a round is repeated on other records with the releases forced to the
-recording, so that every model is the same before each local step.
+Other checks compare the drawn records with the charges, and see that the gradients handed to a
+release are clipped and noised. Here a round is repeated on other records with the releases forced
+to the recording, so that every model is the same before each local step.
 """
 
 from __future__ import annotations

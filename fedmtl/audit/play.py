@@ -108,9 +108,9 @@ def played(
         start: the first step; activations before it happen if they are not charged yet, and are
             left out.
         stop: the step after the last one.
-        sent: the inputs of the releases; None for nothing, see :func:`silence`. Noise that
-            is correlated over rounds is then returned as what is independent, in the middle of a
-            run without the rounds that earlier ones enter.
+        sent: the inputs of the releases; None for nothing, see :func:`silence`. Noise that is
+            correlated over rounds is then returned as the independent noise that it is made of; in
+            the middle of a run, without the rounds that earlier ones enter.
         who: the only clients that take part, in every step; None for those that are drawn, or all
             in turn.
         local: most local steps of one participation that are made.
@@ -139,8 +139,8 @@ def played(
 
 
 def _independent(sample: Sample, later: bool) -> Sample:
-    """Returns noise of consecutive rounds as what is independent, without the first ones if
-    ``later`` than the start."""
+    """Returns the independent noise of which the correlated noise of consecutive rounds is made,
+    without the first rounds if ``later`` than the start."""
     claim = sample.releases[0].claim if sample.releases else None
     if claim is None or not claim.bands:
         return sample
@@ -321,8 +321,8 @@ def rounds(
 
 
 def turns(caps: np.ndarray, limit: int) -> np.ndarray:
-    """Returns (T,) clients of the first ``limit`` activations at most, who act in turn until their
-    caps are used up."""
+    """Returns (T,), the clients of the first ``limit`` activations at most: they act in turn until
+    their caps are used up."""
     uses = np.minimum(caps, limit)
     turn = np.concatenate([np.arange(use) for use in uses])
     return np.repeat(np.arange(len(caps)), uses)[np.argsort(turn, kind="stable")][:limit]
@@ -355,7 +355,7 @@ def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.
     return channel.release(gradients)
 
 
-# What a channel says
+# The statements of a channel on its noise
 
 
 def stated_multiplier(

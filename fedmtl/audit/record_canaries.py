@@ -1,8 +1,8 @@
 """Canaries that are records of clients, and the channels in which they take part.
 
-They belong to clients that have the same cost. Their gradients are in every local step of DP-SGD,
-and in every activation of a client that acts one at a time, what the rows of canary clients are in
-a round. The attack is that of :mod:`fedmtl.audit.canaries`."""
+They belong to clients that have the same cost. Their gradients take the place of the rows of canary
+clients, in every local step of DP-SGD and in every activation of a client that acts one at a time.
+The attack is that of :mod:`fedmtl.audit.canaries`."""
 
 from __future__ import annotations
 

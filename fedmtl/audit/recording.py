@@ -37,8 +37,8 @@ class _Recorded(Channel):
 
     Attributes:
         record: set it to a list, and (step, name, value) of every release is appended; (step,
-            "<name>/rows", rows) too of what clients release to the server, if they add noise to
-            their own rows, and "<name>/count" of the clients below a clip norm that adapts.
+            "<name>/rows", rows) too of the rows that clients release to the server, if they add
+            noise to them, and "<name>/count" of the clients below a clip norm that adapts.
         tap: set it, and it is called with the row of every client that takes part in a release,
             also if the released value is forced. The rows are private.
     """

@@ -79,18 +79,20 @@ def _too_quiet(name: str, claim: Claim, last: GridValue) -> list[str]:
 
 
 def _gaussian_length(noise: Tensor) -> tuple[float, float]:
-    """Returns the length of Gaussian noise of scale 1 in its own norm, squared, and what it hardly
-    ever is below."""
+    """Returns the squared L2 norm of ``noise``, and the quantile of it at ``_BY_CHANCE`` if
+    ``noise`` is Gaussian of scale 1."""
     return float(noise.square().sum()), float(chi2.ppf(_BY_CHANCE, noise.numel()))
 
 
 def _laplace_length(noise: Tensor) -> tuple[float, float]:
-    """Returns the length as :func:`_gaussian_length`, of independent Laplace coordinates."""
+    """Returns the L1 norm of ``noise``, and its quantile if the coordinates are independent Laplace
+    numbers of scale 1."""
     return float(noise.abs().sum()), float(gamma.ppf(_BY_CHANCE, noise.numel()))
 
 
 def _l2_laplace_length(noise: Tensor) -> tuple[float, float]:
-    """Returns the length as :func:`_gaussian_length`, of a density that falls with the L2 norm."""
+    """Returns the L2 norm of ``noise``, and its quantile if the density is proportional to
+    exp(-norm)."""
     return float(noise.norm()), float(gamma.ppf(_BY_CHANCE, noise.numel()))
 
 

@@ -31,7 +31,7 @@ _SETTINGS = (
     ),
     *("observer", "names", "noise_std", "relation"),
 )
-_OF_ACCOUNTANTS = ("epsilon", "by_client", "claimed")  # compared up to what a finer grid changes
+_OF_ACCOUNTANTS = ("epsilon", "by_client", "claimed")  # compared up to the error of the grid
 _OF_SEARCH = ("search", "run", "ledger_lines", "ledger_head", "accountant", "observer")
 _GUESSED = (
     "interval.confidence",
@@ -93,7 +93,7 @@ def check_settings(run: FinishedRun) -> Answer:
 
 def _cells(header: Mapping[str, Any]) -> list[str]:
     """Returns the costs that assume a finer grid than the noise has: their epsilon leaves out a
-    part of what the discrete law of the noise costs."""
+    part of the cost of the discrete law of the noise."""
     most = LEAST
     if header["privacy"].get("aggregation") is not None:
         _, claims = claimed(header)
@@ -188,7 +188,8 @@ def _underived(run: FinishedRun) -> dict[str, str]:
 
 
 def check_search(run: FinishedRun) -> Answer:
-    """Compares what the report of a private search says of it with the header of its ledger."""
+    """Compares the statements on the search in the report of a private search with the header of
+    its ledger."""
     if not run.secret or run.header is None:
         return None
     header = run.header

@@ -1,4 +1,4 @@
-"""Runs that an audit makes again with something changed, and what it notes of them.
+"""Runs that an audit repeats with one thing changed, and its notes of them.
 
 A run is that of the configuration, by its own loop, ended after some rounds. A change may be of
 the data, the secret coins, or the releases, which are then forced to those that another run has
@@ -143,7 +143,8 @@ def _source(trainer: Trainer, seed: int) -> NoiseSource:
 
 @dataclass(kw_only=True)
 class _Watching(Engine):
-    """Computes a run in this process, ends it after some rounds, and notes what happens.
+    """Computes a run in this process, ends it after some rounds, and notes its releases, states and
+    messages.
 
     Attributes:
         secret: the source of the coins whose effect nobody may see: of the records that

@@ -297,7 +297,8 @@ def _rounds(header: Mapping[str, Any]) -> str:
 
 
 def _activations(ledger: Reading) -> str:
-    """Returns when clients act that act one at a time, and what is charged for it."""
+    """Returns the sentence on clients that act one at a time: the law of the activations, and the
+    charges for them."""
     header = ledger.header
     text = f"{header['sampler']}; every activation is charged to the client that acts"
     if header["at_cap"] == "silent":

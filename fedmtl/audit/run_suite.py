@@ -38,14 +38,14 @@ def audit_trainer(
     """Makes every check on the configuration of ``trainer``, on the CPU.
 
     Args:
-        trainer: what would be run; its folder, baselines and callbacks are not used.
+        trainer: the configuration under test; its folder, baselines and callbacks are not used.
         seed: of the audit.
         rounds: rounds of the transcript, at most those of the run.
         effort: how much is drawn.
 
     Returns:
-        The findings; none of them proves anything, and a refuted one contradicts what the run would
-        state.
+        The findings; none of them proves anything, and a refuted one contradicts a statement of the
+        run's report.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer

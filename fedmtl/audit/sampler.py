@@ -1,9 +1,9 @@
-"""Check 5, the sampler's law: cohorts, and the records that take part in a release, are what the
-charged event says.
+"""Check 5, the sampler's law: cohorts, and the records that take part in a release, have the law of
+the charged event.
 
-A cost that is not amplified counts on no secret coin: all take part, or who does is public and
-charged for it. Then there is no law to check, and only that who takes part says nothing of the
-noise of the same release.
+A cost that is not amplified counts on no secret coin: all take part, or the participants are public
+and charged. Then there is no law to check, and only that the choice of the participants is
+independent of the noise of the same release.
 
 Subsets of the records of local steps are drawn by the channel and shown to the client. Those of
 activations the channel sums over itself: channels are opened without noise, and gradients of 2^-1,
@@ -218,8 +218,9 @@ def sampler(setup: Setup, seed: int, draws: int) -> list[Finding]:
 
 def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
     """Checks sizes, fairness and independence of ``draws`` subsets, of the client with the most
-    records among those that are sampled, and of another one with as many. If a channel sums over
-    what it has drawn, the sums must be those of the subsets that it says."""
+    records among those that are sampled, and of another one with as many. If a channel computes the
+    sums over the subsets that it has drawn, the sums must be those of the subsets that it
+    states."""
     able = (setup.sizes > 0) & (setup.open(seed).caps > 0)
     sampled = [
         k

@@ -1,7 +1,7 @@
 """Checks of a node's own account of its shares in secure sums, by the ledger on its disk.
 
 Such an account is of all runs that the node took part in, for any server, so there is no report
-beside it: what it has spent is computed here, from the charges and the cost in its header.
+beside it: the spent epsilon is computed here, from the charges and the cost in its header.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "obje
 
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
-    """Checks that what ends a run early reads the released model alone: the same decision, whatever
-    was measured on private data."""
+    """Checks that the rule of an early stop reads the released model alone: its decision is the
+    same for all values of the measurements on private data."""
     rule = trainer.early_stopping or EarlyStopping()
     coins = auditor(seed, "stop")
     wrong = 0

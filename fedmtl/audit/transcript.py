@@ -1,9 +1,9 @@
-"""The checks that what a run computes in public, and what it publishes, depends on data through the
-releases only.
+"""The checks that the public state of a run, and its published files, depend on the data through
+the releases only.
 
 Data. If the protected unit is a client, its records and their number are private,
-and so they are in a run without privacy; who takes part, and how many, belongs to the mechanism and
-is no client's data. If the unit is a record, and for algorithms whose clients act one at a time,
+and so they are in a run without privacy; the cohorts and their sizes belong to the mechanism and
+are no client's data. If the unit is a record, and for algorithms whose clients act one at a time,
 the numbers of records are public.
 """
 
@@ -44,17 +44,17 @@ _SHAPES = {
 
 
 def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
-    """Checks that the public state, and what is published, are functions of the releases.
+    """Checks that the public state, and the published files, are functions of the releases.
 
     The run is repeated with every client's examples and numbers of examples replaced, the secret
     coins drawn anew, and the releases forced to those of the ``first`` one. The public state, the
     shared model and the clip norms must be bit-identical from the start to the last round. So must
-    be what is published, if anything is: every file of ``public/``, what the privacy report says,
-    how loud the noise is said to be, and how the run ends, but for the random number of the run and
-    the released values, which are compared with the recording.
+    be the published files, if there are any, the privacy report, its signal-to-noise ratios, and
+    the way in which the run ends, but for the random number of the run and the released values,
+    which are compared with the recording.
 
     Secret coins are the cohorts, unless clients are charged when they take part. Under record-level
-    privacy who takes part and the numbers of examples are public and stay, the coins are the
+    privacy the cohorts and the numbers of examples are public and stay, the coins are those of the
     subsamples of records, and the tensors that clients keep must be bit-identical too.
 
     Frozen parameters have the same bits before and after the run: no release covers them.
@@ -118,8 +118,8 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
 
 
 def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
-    """Checks that a run releases, to the last bit, what another channel releases of the same rows
-    when it is handed them, and that these are rows of clients that were drawn for the round.
+    """Checks that the releases of a run are, to the last bit, those of another channel that is
+    handed the same rows, and that these are rows of clients that were drawn for the round.
 
     All other checks hand rows to releases. A run may add up long rows as clients make them, and
     draws noise in threads meanwhile. Compared are the first two rounds of the run without a tap, as
@@ -221,7 +221,8 @@ def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
 
 
 def _watched(data: FederatedDataset, read: list[str]) -> FederatedDataset:
-    """Returns the same data, whose records append to ``read`` what is done with them."""
+    """Returns the same data, whose records append to ``read`` the name of every operation on their
+    numbers."""
 
     class Watched(Tensor):
         @classmethod
@@ -237,5 +238,5 @@ def _watched(data: FederatedDataset, read: list[str]) -> FederatedDataset:
 
     before = len(read)
     made = replace(data, train=watched(data.train), test=watched(data.test), verify=False)
-    del read[before:]  # of what a data set looks at when it is made
+    del read[before:]  # the operations by which a data set is made
     return made

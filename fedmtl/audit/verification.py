@@ -55,7 +55,7 @@ class Check:
     """One line of a verification.
 
     Attributes:
-        name: of what was compared, such as ``"chain"``.
+        name: of the compared files or values, such as ``"chain"``.
         verdict: ``"confirmed"``, ``"FAILED"`` or ``"not covered"``.
         detail: the reason; nothing private, so that it may be published.
     """
@@ -112,7 +112,7 @@ class Verification:
         return " ".join(sentences)
 
     def text(self) -> str:
-        """Returns one line a check, the conclusion, and the seal with what it is good for."""
+        """Returns one line a check, the conclusion, and the seal with its use and its limits."""
         wide = max(len(check.name) for check in self.checks)
         lines = [
             f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks
@@ -136,8 +136,8 @@ def verify(folder: str | Path) -> Verification:
     files are only read.
 
     Args:
-        folder: of the run, or of the node. If it holds only ``public/``, what needs the private
-            part is not covered.
+        folder: of the run, or of the node. If it holds only ``public/``, checks that need the
+            private part are not covered.
 
     Returns:
         The checks in their order, each confirmed, failed or not covered, with the epsilon and the
