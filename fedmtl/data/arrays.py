@@ -42,7 +42,8 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
     int64, other real ones float64.
 
     Args:
-        value: what a user gave.
+        value: the rows as the user gave them: a tensor, an array, a table, a sparse matrix or
+            lists.
         where: the client, for messages.
         field: ``"x"`` or ``"y"``, for messages.
 
@@ -79,7 +80,7 @@ def real_array(value: Any, where: str, field: str) -> np.ndarray:
     if hasattr(value, "isna") and hasattr(value, "to_numpy"):
         value = value.to_numpy()
     try:
-        # a copy, so that what the user does to the array later changes no dataset
+        # a copy, so that a later change of the user's array changes no dataset
         array = np.array(value, order="C")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise _refusal(where, field, f"holds {str(value)[:40]!r}") from error
@@ -96,7 +97,7 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
 
     Args:
         values: the rows.
-        where: what is put before a row's number in messages.
+        where: the words before a row's number in messages.
         field: names them in messages.
 
     Raises:
@@ -260,8 +261,8 @@ def _of_numbers(array: np.ndarray, where: str, field: str) -> np.ndarray:
             )
         return near
     if kind in _OTHERS:
-        what, accepted = _OTHERS[kind]
-        raise _refusal(where, field, f"holds {what} ({array.dtype})", accepted)
+        content, accepted = _OTHERS[kind]
+        raise _refusal(where, field, f"holds {content} ({array.dtype})", accepted)
     first = next(iter(array.flat), "")
     raise _refusal(where, field, f"holds {str(first)[:40]!r}")
 

@@ -114,8 +114,8 @@ def read_clients(
 
 
 def _packed_row(x: Mapping[Any, Any], packed: Packed | None, where: str) -> tuple[Tensor, Packed]:
-    """Returns several inputs (examples, ...) as one row of numbers an example, and what they are,
-    ``packed`` if given.
+    """Returns several inputs (examples, ...) as one row of numbers an example, and their names,
+    shapes and types: ``packed`` if given.
 
     Raises:
         DataError: inputs unlike ``packed`` or of different lengths, or a whole number of 2^24 or
@@ -162,7 +162,7 @@ def check_options(
     """Refuses impossible settings of :func:`choose` and of the split.
 
     Raises:
-        ConfigError: what is accepted.
+        ConfigError: a setting is out of its range; the message has the accepted values.
     """
     positive_int("data", min_examples=min_examples, **given(clients=draw))
     fraction("data", **given(test_fraction=test_fraction))
@@ -243,7 +243,7 @@ def _any_examples(side: Mapping[str, tuple[Any, Any]], ids: Sequence[str]) -> bo
 def sample(ids: Sequence[str], count: int, key: int) -> list[str]:
     """Returns ``count`` of the ids in their order, the ones with the smallest draws keyed by (key,
     id)."""
-    # a draw for each client by its id: who else is in the data does not move it
+    # a draw for each client by its id, so that the other clients in the data do not move it
     bits = keyed_bits(key, client_keys(ids), 0, torch.zeros(len(ids), dtype=torch.int64))
     return [ids[place] for place in bits.argsort(stable=True)[:count].sort().values.tolist()]
 

@@ -47,20 +47,20 @@ class FederatedDataset:
             ``test`` then have them as 0 and 1. With 2 classes and targets (N, T) every example has
             T labels, each there (1) or not (0).
         name: for messages and reports.
-        notes: what in these data was computed from the records before any privacy mechanism, a
-            sentence each: a privacy report must list it as outside its epsilon.
-        inferred: what of the shape of a model was read off the records because it was not given:
-            ``"classes"``, or ``"categories.COLUMN"`` of a column that is coded by its categories;
-            or ``"range.COLUMN"``, numbers without a public range. A run with noise refuses it.
+        notes: the values in these data that were computed from the records before any privacy
+            mechanism, a sentence each: a privacy report must list them as outside its epsilon.
+        inferred: the parts of a model's shape that were read off the records, as they were not
+            given: ``"classes"``, ``"categories.COLUMN"`` of a column coded by its categories, or
+                ``"range.COLUMN"``, numbers without a public range. A run with noise refuses them.
         public: examples that belong to no client and are taken as public, coded as the clients'
-            ones, or None: what is chosen with them (a step size, say) costs no privacy.
+            ones, or None: a choice from them (of a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.
         limit: public bound on the absolute value of a target, at which predictions are cut off
             wherever they are scored, and in the models of a result; infinite for none.
         target_range: public range [low, high] of the target in its own units, if it is stored
             mapped to [-1, 1]; scores are in these units.
-        target_scale: ``"log"`` if the logarithm of that range is what is mapped; predictions and
-            scores are in the target's own units all the same.
+        target_scale: ``"log"`` if the logarithm of the target, within that of the range, is mapped;
+            predictions and scores are in the target's own units all the same.
         cut_targets: share of the targets that were beyond ``target_range`` in the records, and were
             cut there; not private.
         schema: how raw rows of the table that the data are from become features, and predictions
@@ -69,7 +69,7 @@ class FederatedDataset:
             checked.
 
     Raises:
-        DataError: malformed data; the message names the client, the field and what is accepted.
+        DataError: malformed data; the message names the client, the field and the accepted values.
 
     Example:
         >>> import torch
@@ -312,7 +312,7 @@ class FederatedDataset:
                 0, and at which longer ones are cut. The model then takes them by name, with
                 ``mask``, which is 1 for a value of a list, unless a column ``mask`` or
                 ``attention_mask`` is among the features. An example has one target, so the loss and
-                the scores have no padding; what the model makes of its places the mask decides.
+                the scores have no padding; the mask tells the model its places.
             missing_client: of rows without a client, see :class:`~fedmtl.data.TableSettings`.
             name: for messages and reports.
             options: as in :meth:`from_tensors`.

@@ -234,7 +234,8 @@ def _check_lengths(table: Any, columns: Sequence[str], where: str) -> None:
     Raises:
         DataError: names the column.
     """
-    # what is no DataFrame may be a mapping of the user's own, whose columns nothing has compared
+    # a table that is no DataFrame may be a mapping of the user's own, whose columns nothing has
+    # compared
     sizes = {name: sum(1 for _ in table[name]) for name in columns}
     rows = sizes[columns[0]]
     for name, size in sizes.items():

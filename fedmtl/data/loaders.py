@@ -69,9 +69,9 @@ def with_settings(
         kind: the settings, a frozen dataclass, which refuses impossible ones when it is made.
 
     Returns:
-        The reader with the signature and the annotations of ``kind``, from which the command takes
-        its keys and their defaults, type checkers the arguments, and
-        :func:`~fedmtl._check.check_arguments` what each of them accepts.
+        The reader with the signature and the annotations of ``kind``. The command takes its keys
+        and their defaults from these, type checkers the arguments, and
+        :func:`~fedmtl._check.check_arguments` the accepted values.
     """
 
     def wrap(function: Callable[[Settings], FederatedDataset]) -> Callable[P, FederatedDataset]:

@@ -32,7 +32,7 @@ def marks_of_clients(missing: MissingClient) -> frozenset[str]:
 
 
 def accepted_client(setting: str) -> str:
-    """Returns the words for what is accepted as the client of a row.
+    """Returns the part of a message with the accepted values for the client of a row.
 
     Args:
         setting: the name of the choice in messages, such as data.missing_client.

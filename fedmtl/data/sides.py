@@ -1,4 +1,5 @@
-"""The two sides of a dataset from what each client has: read, chosen, checked and divided."""
+"""The two sides of a dataset, train and test, made from the rows of each client: read, chosen,
+checked and divided."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def check_texts(option: str, texts: Sequence[str]) -> list[str]:
 
 
 def with_points(values: pd.Series, decimal: str) -> pd.Series:
-    """Returns a column (n,) whose texts have decimal points, so that what has them in the file is
-    no number if its decimals are ``decimal``, a comma."""
+    """Returns a column (n,) whose texts have decimal points. If ``decimal`` is a comma, a text that
+    has a point in the file is no number then."""
     if decimal == ".":
         return values
     swapped = str.maketrans(",.", ".,")
@@ -81,8 +81,8 @@ def with_points(values: pd.Series, decimal: str) -> pd.Series:
 
 
 def printed(value: object) -> str:
-    """Returns a value as messages print it: what is no number or short text only by its kind, such
-    as an image."""
+    """Returns a value as messages print it: numbers and short texts in full, other values by their
+    kind, such as an image."""
     if isinstance(value, Mapping) and any(
         isinstance(part, (bytes, bytearray)) for part in value.values()
     ):

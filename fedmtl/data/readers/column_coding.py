@@ -20,7 +20,8 @@ from .summary import ISO_DATE
 
 Kind = Literal["number", "categories", "dates"]
 Advice = Callable[["pd.Series", str], str]
-"""From a column (n,) with a value that is no number, and its name, to what to do with it."""
+"""Returns the advice for a column (n,) with a value that is no number, from the column and its
+name."""
 
 OTHERS = "*"
 """The last of some categories that takes every text that is none of the others."""
@@ -169,7 +170,7 @@ class Column:
         or of the period."""
         if self.range is None and self.period is None:
             return 0
-        if self.missing:  # what stands in for them may lie outside
+        if self.missing:  # their stand-in may lie outside
             given = ~table.gaps(self.name, self._texts)
             client_of = None
             if table.client_of is not None:

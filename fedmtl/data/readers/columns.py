@@ -111,7 +111,7 @@ class Table:
 
     def check_columns(self, needed: Sequence[str | None], role: str = "") -> None:
         """Raises :class:`DataError` unless the columns ``needed`` are there, none of them None;
-        ``role`` says what they are for."""
+        ``role`` is their use, for the message."""
         self.check_roles({role: needed})
 
     def check_roles(self, needed: Mapping[str, Sequence[str | None]]) -> None:

@@ -202,7 +202,7 @@ def _check_target(node: dict[str, Any], column: Summary, *, bounded: bool) -> No
     declared.
 
     Raises:
-        ConfigError: what to do instead.
+        ConfigError: such a target; the message says how to mend the draft.
     """
     name = str(node["target"])
     if column.missing:

@@ -30,10 +30,10 @@ _NO_TEXT = {
 }
 
 
-def unreadable(file: Path, error: BaseException, what: str = "a table") -> DataError:
-    """Returns the error of a file that cannot be read as ``what``."""
+def unreadable(file: Path, error: BaseException, kind: str = "a table") -> DataError:
+    """Returns the error of a file that cannot be read as ``kind``, such as ``"a table"``."""
     return DataError(
-        f"{file} cannot be read as {what} ({first_line(error)}); it may be missing, empty, "
+        f"{file} cannot be read as {kind} ({first_line(error)}); it may be missing, empty, "
         "truncated or no text."
     )
 

@@ -31,7 +31,8 @@ from .folders import is_visible_member, listed_files, unreadable
 
 Pair = tuple[np.ndarray, np.ndarray]
 Features = Callable[[list[Any], str], np.ndarray]
-"""(a client's x as in the file; where it stands) -> what is kept of it, one row an example."""
+"""Returns the features of a client, one row an example, from its x as the file has it and its place
+in the file, for messages."""
 Part = tuple[str, Callable[[], bytes]]
 """A file's name for messages, and its reader."""
 
@@ -52,7 +53,7 @@ def read_leaf(
 
     Args:
         path: a ``.json`` file, a ``.zip`` of such files, or a folder of either, in which a zip and
-            what it unzips to are read once; a folder or a zip with the folders ``train`` and
+            its unzipped copy are read once; a folder or a zip with the folders ``train`` and
             ``test``, as LEAF's own scripts leave them, is read as that split.
         shape: shape of one example; None keeps the one in the file (a flat list of numbers for
             images).
@@ -129,7 +130,7 @@ def read_sides(
     root: Path, features: Features, *, other: str = ""
 ) -> tuple[dict[str, Pair], dict[str, Pair]]:
     """Returns all clients of the train side (or of the undivided parts) and of the test side;
-    ``other`` names what else would be accepted in the place of LEAF data."""
+    ``other`` names another kind of file that is accepted, for messages."""
     if not root.exists():
         also = ""
         if other:

@@ -1,4 +1,4 @@
-"""LendingClub loans: the interest rate from what was known before the loan was priced.
+"""LendingClub loans: the interest rate, predicted from the facts that were known before pricing.
 
 The regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous
 differentially-private machine learning", IEEE TIFS 2021, section V-A, on the openly published table

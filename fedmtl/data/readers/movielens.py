@@ -286,8 +286,8 @@ def user_ratings(
     y = torch.from_numpy(frame["rating"].to_numpy(copy=True))
     rated = by_number(user, [f"user-{number}" for number in numbers])
     pairs = {name: (x[rows], y[rows]) for name, rows in rated.items()}
-    # seed 0: who is public may not change with the seed of a run, or each would be public in some
-    # run
+    # seed 0: the public users may not change with the seed of a run, or each would be public in
+    # some run
     public = sample(list(pairs), public_users, derive_key(0, "movielens/public"))
     clients = FederatedDataset.from_tensors(
         {name: pair for name, pair in pairs.items() if name not in public},

@@ -35,7 +35,7 @@ class TableSchema:
             classes - 1.
         target_range: range of a real target, which is stored mapped to [-1, 1]; None for targets as
             they are.
-        target_scale: ``"log"`` if the logarithm of that range is what is mapped.
+        target_scale: ``"log"`` if the logarithm of the target, within that of the range, is mapped.
         client: the column that names the client of a row; None without one.
         integers: True if features are whole numbers, for models of tokens.
         form: how the text of a file of such rows is written; None of a table of another kind.
@@ -223,12 +223,12 @@ def _check_roles(names: Sequence[str], target: Any, client: Any) -> None:
         raise DataError("the columns, the target and the client must have distinct names.")
 
 
-def _fields(kind: type, values: Any, what: str) -> dict[str, Any]:
+def _fields(kind: type, values: Any, owner: str) -> dict[str, Any]:
     """Returns the values of a dataclass by name, refusing other names."""
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]
     # a name that is missing or unknown means another version, whose values may mean something else
     if not isinstance(values, Mapping) or set(values) != set(names):
-        raise DataError(f"{what} must have {', '.join(names)}, and nothing else.")
+        raise DataError(f"{owner} must have {', '.join(names)}, and nothing else.")
     return dict(values)
 
 

@@ -55,8 +55,8 @@ def read_school(
     Learning", NeurIPS 2022, is ``standardize="client"``, ``targets="unit"`` and 30% for test. That
     of Liang et al., "Model-protected multi-task learning", 2020, as far as it is printed, is
     ``standardize="client"``, ``targets="centred"``, ``unit_rows=True`` and 70% for test: rows of
-    unit length have no place for an intercept, and if whole schools are the protected unit, what a
-    school computes of its own pupils needs no noise.
+    unit length have no place for an intercept, and if whole schools are the protected unit, a
+    statistic that a school computes of its own pupils needs no noise.
 
     Args:
         root: the .mat file, or the folder of school.mat: cells X of (pupils, features) and Y of

@@ -126,8 +126,8 @@ def read_stackoverflow(settings: StackOverflowSettings) -> FederatedDataset:
         **options,
     )
     notes = [
-        f"the {size:,} commonest {what} were counted in the records themselves"
-        for (_, own), size, what in ((words, tokens, "tokens"), (labels, tags, "tags"))
+        f"the {size:,} commonest {items} were counted in the records themselves"
+        for (_, own), size, items in ((words, tokens, "tokens"), (labels, tags, "tags"))
         if own
     ]
     return replace(data, notes=tuple(notes), verify=False)

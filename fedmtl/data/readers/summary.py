@@ -74,7 +74,7 @@ class Summary:
             median.
         marked: the categories are numbers with units or other marks, such as ``3 days``.
         doubt: why it is no feature and no target, or an empty text.
-        remedy: what makes it one.
+        remedy: the change that makes it a feature or a target.
     """
 
     def __init__(self, values: pd.Series) -> None:

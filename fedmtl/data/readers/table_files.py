@@ -34,16 +34,16 @@ def find_file(root: str | Path, names: Sequence[str]) -> Path:
     raise DataError(f"{path} holds none of {', '.join(names)}; give the file or its folder.")
 
 
-def loaded(read: Callable[..., Read], file: Path, what: str = "a table", **options: Any) -> Read:
+def loaded(read: Callable[..., Read], file: Path, kind: str = "a table", **options: Any) -> Read:
     """Returns the table that a function of pandas reads from a file.
 
     Raises:
-        DataError: the file cannot be read as ``what``.
+        DataError: the file cannot be read as ``kind``.
     """
     try:
         return read(file, **options)
     except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise unreadable(file, error, what) from error
+        raise unreadable(file, error, kind) from error
 
 
 def read_frame(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.DataFrame:

@@ -44,9 +44,9 @@ class TableSettings:
         one_hot: feature columns to code as one 0/1 feature a category. The categories are those of
             the rows, in order of their text, which a run with noise refuses, unless ``bounds`` has
             the column.
-        bounds: what is public of columns. ``[low, high]`` of numbers: values are cut there and
-            mapped to [-1, 1]. Texts, the categories in order: two become -1 and +1, more one 0/1
-            feature each, and a last one ``"*"`` takes every other text. Two dates,
+        bounds: public facts of columns. ``[low, high]`` of numbers: values are cut there and mapped
+            to [-1, 1]. Texts, the categories in order: two become -1 and +1, more one 0/1 feature
+            each, and a last one ``"*"`` takes every other text. Two dates,
             ``["1980-01-01", "1987-12-31"]``: dates, written so, of which a time may follow, are cut
             there and become the year, the month, the day of the week from Monday on and the days
             since the first, each mapped to [-1, 1]. The target of a regression has a range
@@ -71,7 +71,7 @@ class TableSettings:
             text, or classes are not numbered from 0 on. The label 1 is also the value 1.0.
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
             ``"infer"`` takes whole numbers as classes only if they are -1 and +1 or all from 0 to
-            19, and else as a real target. A run with noise refuses what is inferred.
+            19, and else as a real target. A run with noise refuses an inferred number.
         test_path: a second table with the test rows, which has the same columns; None holds out
             rows of the first. Clients without rows in the first one are left out, as
             :meth:`FederatedDataset.from_tensors` says.
@@ -81,7 +81,7 @@ class TableSettings:
         seed: of the split, keyed by the client.
         min_examples: clients with fewer rows are left out.
         integers: keep the features as whole numbers, for models of tokens.
-        transform: from storage to what the model takes; None for :class:`~fedmtl.data.Cast`, or
+        transform: from storage to the input of the model; None for :class:`~fedmtl.data.Cast`, or
             :class:`~fedmtl.data.Integers` for ``integers``.
         name: for messages and reports; None for the file's name, or ``"table"``.
         separator: between the fields of a file of text: ``"comma"``, ``"semicolon"``, ``"tab"``,
@@ -359,7 +359,7 @@ def feature_columns(
                 f"data.features contains {column!r}, which is the client or target column."
             )
     if features is None:
-        # columns that are listed are known to whoever lists them
+        # the author of a list of columns knows them
         _check_headings(table, chosen)
     if not chosen:
         raise DataError(

@@ -75,7 +75,7 @@ def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: s
 
 
 def _scores(coded: np.ndarray, mean: np.ndarray, scale: np.ndarray, bound: float) -> np.ndarray:
-    """Returns z-scores (n, p) within plus or minus ``bound``; 0 for what is missing, or does not
-    vary."""
+    """Returns z-scores (n, p) within plus or minus ``bound``; 0 for missing values and columns that
+    do not vary."""
     z = np.where(scale > 0, (coded - mean) / np.where(scale > 0, scale, 1), 0)
     return np.clip(np.where(np.isfinite(coded), z, 0), -bound, bound)

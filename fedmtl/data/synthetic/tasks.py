@@ -83,8 +83,8 @@ def load_synthetic_tasks(settings: SyntheticTasks) -> FederatedDataset:
     I_d), both uniform: given these, each row of W is N(0, Sigma) with a covariance Sigma of tasks
     that is 1 or -1 within a cluster and 0 between them. ``common``: ``w_t = u``, one for all, u ~
     N(0, I_d). All have E||w_t||^2 = d, so that x . w_t has variance 1. Then ``w_t += deviation *
-    N(0, I_d)``, what a task shares with no other. The score is ``s = x . w_t + noise * N(0, 1)``; a
-    regression's target is s, a classification's label is 1 if s is at least 0, else 0.
+    N(0, I_d)``, the part that a task shares with no other. The score is ``s = x . w_t + noise *
+    N(0, 1)``; a regression's target is s, a classification's label is 1 if s is at least 0, else 0.
 
     Every draw is keyed by (seed, task id, example): a task is the same among 10 and among 1,000
     tasks, and its first examples are the same when there are more.
@@ -186,7 +186,7 @@ def _shared_weights(keys: Tensor, features: int, structure: str, rank: int, seed
         weights = torch.zeros(features, len(keys), dtype=torch.float64)
         weights[:rank] = math.sqrt(3 * features / rank) * (2 * uniform.T - 1)
         return weights
-    # the key of what all tasks share
+    # the key of the draws that all tasks share
     shared = torch.zeros(1, dtype=torch.int64)
     if structure == "common":
         return (
