@@ -263,13 +263,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def csv_rows(path: Path, *headers: str, what: str) -> Iterator[tuple[str, list[str]]]:
+def csv_rows(path: Path, *headers: str, subject: str) -> Iterator[tuple[str, list[str]]]:
     """Yields the rows of a CSV file (also compressed with gzip, ``.gz``), the cells stripped.
 
     Args:
         path: of the file.
         headers: accepted first rows, the usual one first, such as ``"client,seconds"``.
-        what: the content, with its verb, such as ``"a trace is"``.
+        subject: the content of the file with its verb, for messages, such as ``"a trace is"``.
 
     Yields:
         The place for messages, ``"PATH, row 2"`` for the first row under the header, and the cells.
@@ -278,7 +278,9 @@ def csv_rows(path: Path, *headers: str, what: str) -> Iterator[tuple[str, list[s
         DataError: no such file, another header, or a row of another length.
     """
     if not path.is_file():
-        raise DataError(f"{path}: no such file; {what} a CSV file with the columns {headers[0]}.")
+        raise DataError(
+            f"{path}: no such file; {subject} a CSV file with the columns {headers[0]}."
+        )
     with (
         gzip.open(path, "rt", newline="")
         if path.suffix == ".gz"

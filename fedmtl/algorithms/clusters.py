@@ -301,7 +301,7 @@ def read_clusters(path: str | Path) -> dict[str, str]:
         ConfigError: a client has two clusters.
     """
     clusters: dict[str, str] = {}
-    for where, (client, cluster) in csv_rows(Path(path), "client,cluster", what="clusters are"):
+    for where, (client, cluster) in csv_rows(Path(path), "client,cluster", subject="clusters are"):
         if clusters.setdefault(client, cluster) != cluster:
             found = f"client {client!r} has two clusters"
             raise ConfigError(f"ClusteredPMTL.clusters: {where}: {found}.")

@@ -79,7 +79,7 @@ class NodeEngine(Engine):
         return {COUNTED: ((), torch.int64)}
 
     def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
-        """Returns the state of a run: its public part, and what :meth:`fields` says."""
+        """Returns the state of a run: its public part, and a client store with :meth:`fields`."""
         assert isinstance(channel, Rounds)  # see open
         self.sizes = {release.name: release.dimension for release in channel.plans}
         self.run = secrets.token_hex(8)

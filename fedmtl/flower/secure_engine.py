@@ -45,8 +45,7 @@ class SecureEngine(NodeEngine):
         """Computes one round.
 
         A client that is away before the roster is made adds nothing. If more clients are lost after
-        it than ``missing``, nothing is released, and the state stays as it was; what was charged
-        stays charged.
+        it than ``missing``, nothing is released, and the state stays as it was; charges stay.
         """
         algorithm = plan.algorithm
         assert isinstance(algorithm, RoundAlgorithm)  # see check

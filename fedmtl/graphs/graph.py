@@ -87,7 +87,7 @@ class Graph:
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
         row, column = matrix.nonzero()  # data in the order of the rows
-        for wrong, what in (
+        for wrong, fault in (
             (~np.isfinite(matrix.data), "is not finite"),
             (matrix.data < 0, "is negative"),
             (row == column, "is of an agent with itself"),
@@ -96,10 +96,10 @@ class Graph:
                 k = int(np.flatnonzero(wrong)[0])
                 raise ConfigError(
                     f"Graph.weights: the weight {matrix.data[k]:g} of "
-                    f"{self._pair(row[k], column[k])} {what}; weights are finite numbers above 0 "
+                    f"{self._pair(row[k], column[k])} {fault}; weights are finite numbers above 0 "
                     f"between different agents."
                 )
-        # What is left is stored in one direction, or with another weight in the other.
+        # The remaining weights are stored in one direction, or with another value in the other.
         one_way = (matrix - matrix.T.tocsr()).tocoo()
         one_way.eliminate_zeros()
         if one_way.nnz:

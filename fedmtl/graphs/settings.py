@@ -183,7 +183,7 @@ class EdgesFile:
         place = {name: i for i, name in enumerate(data.ids)}
         weights: dict[tuple[int, int], float] = {}
         for where, cells in csv_rows(
-            Path(self.path), "agent,neighbour,weight", "agent,neighbour", what="edges are"
+            Path(self.path), "agent,neighbour,weight", "agent,neighbour", subject="edges are"
         ):
             for name in cells[:2]:
                 if name not in place:

@@ -44,7 +44,8 @@ def check_layers(module: nn.Module) -> None:
         ...     print(str(error).split(",")[0])
         Layer 'BatchNorm1d' is BatchNorm1d
     """
-    # What mixes examples gives one record a way into the gradients of others, past their clips.
+    # A layer that mixes examples gives one record a way into the gradients of others, past their
+    # clips.
     for name, child in module.named_modules():
         if isinstance(child, _BatchNorm):
             raise ModelError(
@@ -136,10 +137,10 @@ def _check_exchangeable(name: str, layer: nn.Module) -> None:
             _check_constant(f"The tensor {attribute!r} of {where[0].lower()}{where[1:]}", value)
 
 
-def _check_constant(what: str, tensor: Tensor) -> None:
+def _check_constant(subject: str, tensor: Tensor) -> None:
     """Refuses NaN in a tensor that is not trained; masks may hold infinities."""
     if tensor.is_floating_point() and not tensor.is_meta and bool(torch.isnan(tensor).any()):
-        raise ModelError(f"{what} holds NaN, which no training removes; give it numbers.")
+        raise ModelError(f"{subject} holds NaN, which no training removes; give it numbers.")
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:

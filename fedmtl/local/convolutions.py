@@ -3,11 +3,11 @@ its row.
 
 Activations are ordered (height, batch, width, channels). Along the width a filter's windows, copied
 once, are the rows of a matrix. Along the height a convolution is a product of polynomials, which
-Toom and Cook compute from its values at a few points (in one dimension, what Winograd's convolution
-is in two): four heights of the output by ``size + 3`` products instead of ``4 size``. Both
-derivatives are computed at the same points, from the same windows and filters. The points 0, 1, -1,
-2, -2, 1/2, -1/2 and infinity make the rounding error of outputs and input gradients three to five
-times that of a direct sum.
+the algorithm of Toom and Cook computes from its values at a few points, as Winograd's convolution
+does in two dimensions: four heights of the output by ``size + 3`` products instead of ``4 size``.
+Both derivatives are computed at the same points, from the same windows and filters. The points 0,
+1, -1, 2, -2, 1/2, -1/2 and infinity make the rounding error of outputs and input gradients three to
+five times that of a direct sum.
 """
 
 from __future__ import annotations
@@ -163,8 +163,9 @@ class Convolution:
         return Tape(columns, filters, across, down, value)
 
     def signals(self, tape: Tape, signal: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the gradients by what the bias is added to and by the product, (H, B, W, O), from
-        that by the output."""
+        """Returns the gradients of the loss by the values before the function, of the shape of the
+        output, and by the product, (H, B, W, O), from the gradient by the output. With a pool the
+        output has half the height and half the width of the product."""
         if self.function is not None:
             signal = self.function.slope(signal, tape.value)
         if not self.pools:

@@ -19,8 +19,8 @@ class Layout:
 
     Tied weights appear once, and can be named by each of their names. Tensors with
     ``requires_grad=False`` are frozen: they do not appear, are public with the module, and are one
-    tensor for all clients. This is the one place that says what moves: clip, noise, releases and
-    the clients' own tensors have the D numbers of a row.
+    tensor for all clients. This class alone decides which parameters are trained: clip, noise,
+    releases and the clients' own tensors have the D numbers of a row.
 
     Example:
         >>> import torch
@@ -67,7 +67,7 @@ class Layout:
 
         Args:
             patterns: names of parameters or of modules, such as ``"fc"`` for ``fc.weight`` and
-                ``fc.bias``; ``*``, ``?`` and ``[...]`` stand for what they do in names of files.
+                ``fc.bias``; ``*``, ``?`` and ``[...]`` match as in names of files.
             owner: the setting that they come from, for the message.
 
         Returns:
@@ -156,7 +156,7 @@ def belongs(name: str, pattern: str) -> bool:
 
 
 def check_names(owner: object, field: str, names: Any) -> None:
-    """Refuses what an algorithm has as its ``field`` for names of layers and is no list of them.
+    """Refuses a value of an algorithm's ``field`` for names of layers that is no list of names.
 
     Args:
         owner: the settings that have the names.
@@ -182,15 +182,15 @@ def check_names(owner: object, field: str, names: Any) -> None:
 
 
 def named_by(
-    patterns: Any, names: Sequence[Sequence[str]], owner: str, what: str = "parameter"
+    patterns: Any, names: Sequence[Sequence[str]], owner: str, kind: str = "parameter"
 ) -> list[bool]:
     """Returns a mask of the parameters, or layers, that a pattern names, or a module around them.
 
     Args:
-        patterns: names, where ``*``, ``?`` and ``[...]`` stand for what they do in names of files.
+        patterns: names, in which ``*``, ``?`` and ``[...]`` match as in names of files.
         names: all names of each of them.
         owner: the setting that the patterns come from, for the message.
-        what: they are, for the message.
+        kind: the noun for them in messages.
 
     Raises:
         ConfigError: no sequence, an empty one, or a pattern that is not text or names none of them.
@@ -204,7 +204,7 @@ def named_by(
         [False, False, True]
     """
     accepted = [name for each in names for name in each]
-    listed = f"the model's {what}s are {', '.join(accepted) or 'none'}"
+    listed = f"the model's {kind}s are {', '.join(accepted) or 'none'}"
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
         hint = [next(iter(accepted), "head.*")]
         if isinstance(patterns, str):
@@ -220,7 +220,7 @@ def named_by(
                 f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}."
             )
         if not any(belongs(name, pattern) for name in accepted):
-            raise ConfigError(f"{owner} has {pattern!r}, which no {what} is named by; {listed}.")
+            raise ConfigError(f"{owner} has {pattern!r}, which no {kind} is named by; {listed}.")
     return [any(belongs(name, pattern) for name in each for pattern in patterns) for each in names]
 
 

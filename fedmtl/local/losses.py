@@ -346,11 +346,11 @@ def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
             f"{tuple(targets.shape)}: {first_line(error)}."
         ) from error
     if not isinstance(values, Tensor) or values.shape != (k * b,):
-        what = f"a {type(values).__name__}"
+        found = f"a {type(values).__name__}"
         if isinstance(values, Tensor):
-            what = f"shape {tuple(values.shape)}"
+            found = f"shape {tuple(values.shape)}"
         raise ConfigError(
-            f"loss returned {what}; it must return shape ({k * b},), one value per example "
+            f"loss returned {found}; it must return shape ({k * b},), one value per example "
             "(reduction='none')."
         )
     return values.view(k, b)

@@ -25,7 +25,7 @@ class StackedModule:
     The losses of different copies are independent, so the gradient of their sum holds each copy's
     own gradient, and clip, proximal step, distance to an anchor and aggregation are single
     operations on rows. Frozen parameters are not batched: they are the given module's own tensors,
-    and what stands before the first trainable parameter is neither differentiated nor kept.
+    and operations before the first trainable parameter are neither differentiated nor recorded.
 
     Args:
         module: prepared by :func:`fedmtl.local.prepare_module`; its structure is copied, and its

@@ -159,8 +159,9 @@ def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
 
     A row moves on if its gradient points downhill along its last step. If it points uphill
     after a step of momentum, momentum starts again (O'Donoghue and Candes: "Adaptive Restart for
-    Accelerated Gradient Schemes", 2015); after a step by the gradient only, this was too long, or
-    what it led to is not finite: it is taken back, and the step size halved.
+    Accelerated Gradient Schemes", 2015); after a step by the gradient only, the step was too long.
+    Such a step, and one that led to numbers that are not finite, is taken back, and the step size
+    halved.
 
     Args:
         rows: (K, D) parameters.

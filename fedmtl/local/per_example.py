@@ -1,4 +1,4 @@
-"""The gradient of every single example, for the copies of a stacked module: what DP-SGD clips.
+"""The gradients of single examples, which DP-SGD clips, for the copies of a stacked module.
 
 Abadi et al.: "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1, the line "compute
 gradient".
@@ -25,7 +25,7 @@ PIECE = 16
 """Examples of a copy that are computed beside those of other copies."""
 
 ALIKE = 32
-"""Examples that are computed in one batch, or a multiple of it: what fills vector registers."""
+"""Examples that are computed in one batch, or a multiple of it: so many fill vector registers."""
 
 Tensors = dict[str, Tensor]
 Gradients = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -164,7 +164,7 @@ class Perceptron:
 
         Args:
             rows: (K, D), as in :meth:`forward`.
-            values: what that returned.
+            values: the values that :meth:`forward` returned.
             signal: (K, B, ...), the gradient by the output.
             target: (K, D), may be padded, and may be ``rows``.
             keep: 1 less the decay of a step of gradient descent; 0 to write the gradients.

@@ -114,7 +114,7 @@ class Penalty:
 
 
 SharedPenalty = Literal["nuclear", "l21"]
-"""Penalties of what tasks share, see :data:`PENALTIES`."""
+"""Penalties of the part that tasks share, see :data:`PENALTIES`."""
 OwnPenalty = Literal["frobenius", "l1", "l2"]
 """Penalties of a task's own part."""
 PENALTIES: dict[str, Penalty] = {

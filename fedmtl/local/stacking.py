@@ -1,10 +1,10 @@
-"""Stacks of clients: who is computed with whom, so that the arithmetic of one client does not show
-how many examples another has.
+"""Stacks of clients, which are computed together, so chosen that the arithmetic of one client does
+not depend on the number of examples of another.
 
-Numbers of examples are private if the protected unit is a client; who takes part is no client's
-data. Clients are nevertheless stacked by their numbers of local steps, because those that have
-finished then need not be computed. In exact arithmetic the grouping has no effect. In floating
-point a client's numbers could differ in their last bits by
+Numbers of examples are private if the protected unit is a client; the cohort is no client's data.
+Clients are nevertheless stacked by their numbers of local steps, because those that have finished
+then need not be computed. In exact arithmetic the grouping has no effect. In floating point a
+client's numbers could differ in their last bits by
 
 - how wide its batches are padded: its own number of examples decides (:func:`batch_widths`), and
   clients of one width make one stack;
@@ -116,7 +116,7 @@ def places(steps: Tensor, lanes: Tensor, grain: int) -> tuple[Tensor, Tensor]:
     sizes = torch.bincount(lanes, minlength=LANES)
     place = (torch.arange(len(order)) - (torch.cumsum(sizes, 0) - sizes)[lane]) * LANES + lane
     total = -(-(int(place.max()) + 1) // grain) * grain
-    # A filler computes what another client computes, and its result is dropped.
+    # A filler repeats the computation of another client, and its result is dropped.
     members = torch.full((total,), int(order[0]))
     real = torch.zeros(total, dtype=torch.bool)
     members[place] = order

@@ -235,7 +235,8 @@ class LocalTraining:
             if len(step.done):
                 if beside is not None:
                     beside.write(step.done)
-                # These rows are overwritten by the next stack; who keeps them copies them.
+                # These rows are overwritten by the next stack; a caller that keeps them copies
+                # them.
                 yield from _finished(place, rows, step.done)
 
     def on_batches(

@@ -158,9 +158,9 @@ def lora(
         rank: of every product.
         alpha: the products are multiplied by ``alpha / rank``; None for ``rank``, a factor of 1.
         targets: names of the layers that get one, or of modules that hold them; ``*``, ``?`` and
-            ``[...]`` stand for what they do in names of files. Among them ``torch.nn.Linear``,
-            ``Conv2d`` and ``Embedding`` are adapted; subclasses, and layers with hooks or
-            parametrizations, stay as they are.
+            ``[...]`` match as in names of files. Among them ``torch.nn.Linear``, ``Conv2d`` and
+            ``Embedding`` are adapted; subclasses, and layers with hooks or parametrizations, stay
+            as they are.
 
     Raises:
         ConfigError: a value outside these ranges, a name without such a layer, or a rank that is no

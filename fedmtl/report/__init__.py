@@ -135,8 +135,8 @@ def report(
 
 
 def _verdict(run: Path) -> str:
-    """Returns the sentence of a run that compares it with local training: who gains and who loses;
-    empty without that baseline."""
+    """Returns the sentence of a run that compares it with local training, by the clients that gain
+    and that lose; empty without that baseline."""
     found = read_json(run / "private" / "result.json").get("verdict")
     if not found:
         return ""

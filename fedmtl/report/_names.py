@@ -9,7 +9,7 @@ from .._text import shown
 
 # Printed below every table of several runs.
 CHOICE_NOT_COVERED = (
-    "not private: choosing among runs by these metrics "  # whoever chooses has read the test data
+    "not private: choosing among runs by these metrics "  # the choice reads the test data
     "is covered by no epsilon (fedmtl search is)"
 )
 

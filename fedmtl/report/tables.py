@@ -124,7 +124,7 @@ def latex_text(groups: pd.DataFrame) -> str:
     words = list(table).index("epsilon")
     alignment = "l" * words + "r" * (len(table.columns) - words)
     text = table.to_latex(index=False, escape=True, column_format=alignment)
-    # to_latex escapes what LaTeX knows, and passes these two on
+    # to_latex escapes the special characters of LaTeX, and passes these two on
     text = text.replace("±", r"$\pm$").replace("…", r"\dots{}")
     comments = "".join(f"% {line}\n" for line in [TITLE, *caption])
     return comments + text

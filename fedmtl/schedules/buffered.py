@@ -32,10 +32,10 @@ class Buffered(Checked):
     """The schedule of buffered aggregation (Nguyen et al., AISTATS 2022; FedBuff).
 
     The server keeps ``concurrency`` clients busy, and steps when ``buffer`` answers are there.
-    Free clients wait in a queue, at first in their order; whoever answers goes to its end. All
-    answers of one moment arrive before anybody is asked, in the order of the questions. With
-    ``buffer=1`` it is FedAsync (Xie, Koyejo, Gupta, 2019). The schedule follows from the settings
-    and the seed, and from no data.
+    Free clients wait in a queue, at first in their order; a client that has answered goes to its
+    end. All answers of one moment arrive before anybody is asked, in the order of the questions.
+    With ``buffer=1`` it is FedAsync (Xie, Koyejo, Gupta, 2019). The schedule follows from the
+    settings and the seed, and from no data.
 
     Args:
         latency: law of the time from the question to the answer; a number is a constant time, 0

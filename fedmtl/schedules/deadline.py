@@ -1,4 +1,4 @@
-"""Rounds that end at a public time: who answers later is left out of their sums."""
+"""Rounds that end at a public time: clients that answer later are left out of their sums."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .latency import RandomLatency, TraceLatency
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline(Checked):
-    """Cohorts of a sampler, of which those count who answer by a public time.
+    """Draws the cohorts of a sampler, and leaves out the clients that answer after a public time.
 
     Latencies follow from the settings and the seed. They depend on no data and on no other client,
-    so the account of the sampler holds: whoever knows all latencies sees that a client is left out
-    of some rounds, and takes part in the others as the sampler says. Everybody in the cohort is
-    charged, and the sum is divided by its expected size, as without a deadline.
+    so the account of the sampler holds: an observer that knows all latencies sees that a client is
+    left out of some rounds, and takes part in the others with the sampler's law. Everybody in the
+    cohort is charged, and the sum is divided by its expected size, as without a deadline.
 
     Args:
         latency: law of the time from the question to the answer; a number is a constant time.

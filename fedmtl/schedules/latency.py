@@ -179,7 +179,7 @@ def _number(value: Any, where: str) -> float:
 def _read_trace(path: Path) -> dict[str, list[float]]:
     """Reads the latencies of each client from rows ``client,seconds``; the header is row 1."""
     traces: dict[str, list[float]] = {}
-    for where, (client, value) in csv_rows(path, "client,seconds", what="a trace is"):
+    for where, (client, value) in csv_rows(path, "client,seconds", subject="a trace is"):
         if not client:
             raise DataError(f"{where}: no client; a row is client,seconds.")
         seconds = _number(value, f"{where}: the latency of client {client!r}")

@@ -251,12 +251,13 @@ def plan_search(
     reports: dict[str, PrivacyReport] = {}
     for name, trainer in candidates.items():
         inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
-        trainers[name] = replace(  # without what belongs to a run of its own
+        trainers[name] = replace(  # without the fields that belong to a run of its own
             trainer, privacy=inner, folder=None, baselines=(), callbacks=(), progress=False
         )
         with _named(name):
             marks[name], reports[name] = _opened(name, trainers[name], problems[name])
-    # Calibration ends within a tolerance, so what it reached is computed, not what was asked for.
+    # Calibration ends within a tolerance, so the reached epsilon is computed and reported, not the
+    # target.
     reached = selection_epsilon(candidate(z), within_delta, mean=mean, shape=shape)
     return SearchPlan(
         trainers=trainers,
@@ -350,7 +351,7 @@ def _run_budget(
 def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, PrivacyReport]:
     """Returns the run's fingerprint and the report of its channel before the first step.
 
-    It refuses what the run would refuse, and logs the signal-to-noise ratio once: a line for each
+    Raises the errors of the run, and logs the signal-to-noise ratio once: a line for each
     repetition would tell their number.
     """
     assert isinstance(trainer.bound_schedule, BoundSampler)

@@ -85,7 +85,7 @@ class SearchRun:
             best_run = self._train(best, chosen[best])
         return self._result(chosen, scores, best, best_run)
 
-    # The secret coins, and what is kept of them
+    # The secret coins, and their file
 
     @property
     def _state(self) -> Path | None:
@@ -145,7 +145,7 @@ class SearchRun:
         return SeededSource(self.seed, index + 1)
 
     def _clear(self, index: int) -> None:
-        """Takes away what an interruption has left of a repetition without a score, if its noise
+        """Deletes the folder of a repetition that was interrupted before its score, if its noise
         cannot be drawn again."""
         place = self._place(index)
         if place is not None and self.secure and place.root.exists():

@@ -40,13 +40,13 @@ class PrivateSearch(Checked):
     """Chooses the best of several trainers under one privacy budget.
 
     The budget is the ``privacy.epsilon`` that all candidates have, for the whole search; the noise
-    is calibrated to it by Renyi divergences. It holds against outsiders, who see the releases:
+    is calibrated to it by Renyi divergences. It holds against outsiders, which see the releases:
     the chosen run's public files, its name and its noised score.
 
     Args:
-        candidates: trainers by name, which differ only in what is not charged: the algorithm's
-            settings, the model and ``privacy.clip_norm``. Their folder, baselines, callbacks and
-            progress are not used.
+        candidates: trainers by name, which differ only in settings that do not enter the cost: the
+            algorithm's settings, the model and ``privacy.clip_norm``. Their folder, baselines,
+            callbacks and progress are not used.
         mean: expected number of repetitions, at least 1.
         shape: eta of the law of the number of repetitions, at least 0: 0 logarithmic, 1 geometric,
             ``inf`` Poisson (which may release nothing).
@@ -58,8 +58,8 @@ class PrivateSearch(Checked):
         progress: print one line for each repetition on standard error. Private, as the scores are.
 
     Raises:
-        ConfigError: a value outside its range, or candidates that differ in what the accounting
-            needs equal.
+        ConfigError: a value outside its range, or candidates that differ in a setting that enters
+            the cost.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD
@@ -125,7 +125,7 @@ class PrivateSearch(Checked):
             resume: continue the search in ``folder``. In seeded mode the result is that of an
                 undisturbed search. In secure mode the repetition that was interrupted is begun
                 anew: continued, it would have had other noise than the others and perhaps fewer
-                steps, and could be told from them. Nothing of what it released before has left the
+                steps, and could be told from them. None of its earlier releases has left the
                 private folder.
 
         Returns:

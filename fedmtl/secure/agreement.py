@@ -61,8 +61,8 @@ def own_key(seed: bytes, views: bytes, place: int) -> bytes:
 
 
 def views_digest(roster: bytes, sent: Iterable[int]) -> bytes:
-    """Returns the digest of what two clients must have seen alike for their masks to cancel: the
-    roster, and the clients whose boxes came."""
+    """Returns the digest of the facts on which two clients must agree for their masks to cancel:
+    the roster, and the clients whose boxes came."""
     return digest(b"fedmtl views", roster, table(dict.fromkeys(sent, b"")))
 
 

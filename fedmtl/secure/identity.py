@@ -1,5 +1,5 @@
-"""Identity keys in files and as text: clients know each other by them in secure sums, whoever
-delivers their messages."""
+"""Identity keys in files and as text: by them clients know each other in secure sums, and need not
+trust the carrier of their messages."""
 
 from __future__ import annotations
 

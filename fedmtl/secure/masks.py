@@ -36,7 +36,8 @@ _ZEROS = bytes(_BLOCK)
 
 
 def derived(secret: bytes, *about: bytes) -> bytes:
-    """Returns a key of 32 bytes made of a secret and of what it is for.
+    """Returns a key of 32 bytes derived from a secret and the purpose of the key (HKDF with
+    SHA-256).
 
     Args:
         secret: unknown to all who must not know the key.

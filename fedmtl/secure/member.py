@@ -31,7 +31,7 @@ Contribute = Callable[[int], np.ndarray]
 """The size of the roster -> the words that a client contributes, (D,), charged before they exist.
 It is called once an attempt, after all checks."""
 
-# what a client is asked, in order
+# the questions to a client, in order
 _QUESTIONS = (Kind.ROSTER, Kind.BOXES, Kind.NAMES)
 
 
@@ -244,7 +244,7 @@ class Member:
         whole = self._roster_digest
         reader.expect(whole, "it is of another roster")
         boxes = reader.table(BOX)
-        # The noise is a share of that of the whole roster, whoever is lost after it.
+        # The noise is a share of that of the whole roster, whichever clients are lost after it.
         size = len(self._roster)
         if self._place in boxes or not boxes.keys() <= self._roster.keys():
             raise reader.refused("it has a box of a client that has none for this one")
@@ -267,7 +267,7 @@ class Member:
         words.add(_row_of(contributed, public))
         words.add_mask(own_key(self._own_seed, views, self._place))
         for place, key in masks.items():
-            # One of the two adds what the other subtracts.
+            # One of the two adds the mask that the other subtracts.
             if self._place < place:
                 words.add_mask(key)
             else:

@@ -33,7 +33,7 @@ class SecureSumServer:
     """The server of one attempt: it delivers messages, and unmasks the sum of the rows.
 
     Messages of clients are taken one by one, in any order within a step. A method that makes the
-    next messages ends the step; what comes later is refused, and its client is missing.
+    next messages ends the step; a later message is refused, and its client is missing.
 
     Args:
         public: parameters of the attempt.
@@ -64,7 +64,7 @@ class SecureSumServer:
         Raises:
             SecureSumError: it is refused, and the client is as if it had not answered.
         """
-        # What comes after the end could only be of use to somebody else.
+        # A message after the end could only be of use to somebody else.
         if self._expected is None:
             raise SecureSumError("A message of the secure sum is refused: the sum has ended.")
         kind = self._expected
@@ -130,7 +130,7 @@ class SecureSumServer:
         shares = reader.table(SHARE)
         if shares.keys() != self._sent:
             raise reader.refused("it does not have one share of every client that sent boxes")
-        # Any numbers: a client passes on what others have sent it, and is not to blame for that.
+        # Any numbers: a client passes on the shares of others, and is not to blame for them.
         values = {of: int.from_bytes(share, "little") for of, share in shares.items()}
         self._shares[place] = values
 
@@ -230,7 +230,7 @@ class SecureSumServer:
         if seed is None:
             return None
         keys = self._roster[place]
-        # What the client signed in the first step tells a wrong share.
+        # The digest or key that the client signed in the first step tells a wrong share.
         if place in self._rows:
             right = digest(seed) == keys.own
         else:
