@@ -47,7 +47,7 @@ def test_the_wheel_holds_the_package_and_its_configuration(wheel: Path) -> None:
     assert modules <= names
     assert configs <= names
     assert "fedmtl/configs/config.yaml" in configs
-    assert {"fedmtl/py.typed", "fedmtl/__init__.pyi"} <= names
+    assert {"fedmtl/py.typed", "fedmtl/__init__.pyi", "fedmtl/cli/arguments.json"} <= names
     assert {name.split("/")[0] for name in names} == {
         "fedmtl",
         f"{wheel.name.rsplit('-py3', 1)[0]}.dist-info",

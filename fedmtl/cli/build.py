@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
+from .arguments import import_trainer, named
 from .config import GROUPS, Config
-from .defaults import named
 from .refusals import nearest, no_setting
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def settings(config: Config) -> Settings:
     Raises:
         ConfigError: an impossible value.
     """
+    import_trainer()
     from ..trainer.settings import Settings
 
     with by_key(_OF_A_RUN):
@@ -54,7 +55,9 @@ def objects(config: Config) -> Config:
     # they are no arguments of the model: they change the model that is made
     fix = model.pop("fix", False)
     lora = model.pop("lora", None)
-    parts = {name: made(value, name) for name, value in (given | {"model": model}).items()}
+    # The algorithm first, as its module may bring a mechanism that privacy names.
+    nodes = {"algorithm": given["algorithm"]} | given | {"model": model}
+    parts = {name: made(value, name) for name, value in nodes.items()}
     if not isinstance(fix, bool):
         raise ConfigError(f"model.fix is {fix!r}; accepted: true or false.")
     if fix:

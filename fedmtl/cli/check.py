@@ -43,11 +43,11 @@ def check(words: list[str]) -> int:
         "--public", action="store_true", help="print no line that is computed from values"
     )
     options = parser.parse_intermixed_args(words)
-    # PyTorch is imported for a check, and not for its help.
-    from ..local.losses import is_of_numbers, name_of, resolve_loss
-
     config = resolve(compose(options.overrides))
     checked = settings(config)
+    # PyTorch is imported for a check, and neither for its help nor for a setting that is refused.
+    from ..local.losses import is_of_numbers, name_of, resolve_loss
+
     if is_of_numbers(checked.loss):
         loss = name_of(resolve_loss(checked.loss))
         raise ConfigError(

@@ -5,7 +5,6 @@ objects."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -15,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import ConfigError, first_line
-from .defaults import initialized, load, named, register
+from .arguments import arguments_of
+from .defaults import initialized, load, register
 from .refusals import dotted, refusals
 from .typed import Typed, read
 
@@ -96,7 +96,7 @@ def without_leftovers(config: DictConfig, typed: Typed) -> DictConfig:
         own = load(group, str(typed.values.get(group)))
         accepted: Collection[str] = ()
         if target is not None:
-            accepted = inspect.signature(named(target, group)).parameters
+            accepted = arguments_of(target, group).names
         stays = {
             "_target_",
             "lora",

@@ -8,11 +8,8 @@ it have."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import pickle
 import re
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,9 +23,9 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError
 
-from .._imports import uncollected
 from ..errors import ConfigError, first_line
-from .names import TRUST, config_folder, config_folders
+from .arguments import arguments_of
+from .names import config_folder, config_folders
 from .received import check_file, check_size
 
 VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
@@ -126,18 +123,18 @@ def add_defaults(node: DictConfig, place: str) -> None:
             add_defaults(node[name], f"{place}.{name}".lstrip("."))
     if (target := node.get("_target_")) is None:
         return
-    made = named(target, place)
-    chosen = _chosen(node)
-    for name, parameter in inspect.signature(made).parameters.items():
-        default = _default(made, parameter)
-        # other defaults, such as a transform, can be given by a program only
-        if name not in (*node, *chosen, *_OF_PROGRAMS) and _is_plain(default):
-            if isinstance(default, tuple):
-                value = list(default)
-            else:
-                value = default
-            node[name] = "${seed}" if name == "seed" and place else value
-        if isinstance(node._get_node(name), DictConfig) and "Mapping" in str(parameter.annotation):
+    arguments = arguments_of(target, place)
+    # other defaults, such as a transform, can be given by a program only
+    left_out = {*(str(name) for name in node), *_chosen(node), *_OF_PROGRAMS}
+    for name, default in arguments.defaults.items():
+        if name in left_out:
+            continue
+        if name == "seed" and place:
+            node[name] = "${seed}"
+        else:
+            node[name] = default
+    for name in arguments.mappings:
+        if isinstance(node._get_node(name), DictConfig):
             OmegaConf.set_struct(node[name], False)  # the keys are free
 
 
@@ -146,42 +143,3 @@ def _chosen(node: DictConfig) -> list[str]:
     ``solver@local: sgd``."""
     entries = (entry for entry in node.get("defaults") or () if isinstance(entry, DictConfig))
     return [re.split("[@/.]", str(key))[-1] for entry in entries for key in entry]
-
-
-def _default(made: Any, parameter: inspect.Parameter) -> Any:
-    """Returns the default of a parameter; of one that is required, ``???``."""
-    # the parameter itself is no plain value, so that no key is made of it
-    if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-        return parameter
-    field = getattr(made, "__dataclass_fields__", {}).get(parameter.name)
-    if field is not None and field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    if parameter.default is parameter.empty:
-        return "???"
-    return parameter.default
-
-
-def _is_plain(value: Any) -> bool:
-    """Returns True if a configuration file can hold the value."""
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or value == {} or isinstance(value, (bool, int, float, str))
-
-
-def named(target: str, place: str) -> Any:
-    """Returns the class or function that a configuration names at ``place``; the trainer at its
-    root.
-
-    Raises:
-        ConfigError: one that a file may not name, or that cannot be imported.
-    """
-    # else the process is another's, or began before
-    with uncollected(frozen="torch" not in sys.modules):
-        from ..trainer import Trainer
-        from ..trainer.targets import resolved_target
-    if not place:
-        return Trainer
-    try:
-        return resolved_target(target, TRUST.get(), logger=place == "logger")
-    except ConfigError as error:
-        raise ConfigError(f"{place}._target_ is {error}") from error

@@ -20,6 +20,7 @@ from ..errors import (
     PrivacyError,
     ResumeError,
 )
+from .arguments import import_trainer
 from .folders import short
 from .output import say
 
@@ -71,6 +72,7 @@ class Process:
         Raises:
             ConfigError: another process holds it, or a run has begun there that is not continued.
         """
+        import_trainer()
         from ..trainer.folder import RunFolder
 
         run = RunFolder(folder)
