@@ -1,9 +1,10 @@
 """Runs FedAvg of Apple's pfl on given data, cohorts and batches, with its own clip and Gaussian noise.
 
-    python pfl_fedavg.py WORK.npz MODEL.npz
+    python pfl_fedavg.py FOLDER
 
-It needs pfl[pytorch] and nothing of fedmtl, so that it runs in an environment of its own. It writes the
-shared model (D,) after the last round, and the epsilon that pfl's accountant has for the noise.
+It needs pfl[pytorch] and nothing of fedmtl, so that it runs in an environment of its own. For every
+NAME.npz of the folder it writes NAME.model.npz: the shared model (D,) after the last round, and the
+epsilon that pfl's accountant has for the noise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,18 +151,20 @@ def trained(work: Any, settings: dict[str, Any], private: Any) -> Tensor:
 
 
 def main() -> None:
-    """Reads the work, and writes the model."""
-    source, target = sys.argv[1:]
+    """Reads every work of the folder, and writes its model."""
+    (folder,) = sys.argv[1:]
     torch.set_num_threads(1)
-    with np.load(source) as stored:
-        work = dict(stored)
-    settings = json.loads(str(work["settings"]))
-    # pfl draws the seeds of its noise from NumPy's global generator
-    np.random.seed(settings["seed"])  # noqa: NPY002
-    torch.manual_seed(settings["seed"])
-    private, epsilon = mechanism(settings, len(work["sizes"]))
-    model = trained(work, settings, private)
-    np.savez(target, model=model.numpy(), version=version("pfl"), epsilon=epsilon)
+    for source in sorted(Path(folder).glob("*.npz")):
+        with np.load(source) as stored:
+            work = dict(stored)
+        settings = json.loads(str(work["settings"]))
+        # pfl draws the seeds of its noise from NumPy's global generator
+        np.random.seed(settings["seed"])  # noqa: NPY002
+        torch.manual_seed(settings["seed"])
+        private, epsilon = mechanism(settings, len(work["sizes"]))
+        model = trained(work, settings, private)
+        target = source.with_suffix(".model.npz")
+        np.savez(target, model=model.numpy(), version=version("pfl"), epsilon=epsilon)
 
 
 if __name__ == "__main__":
