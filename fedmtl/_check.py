@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 class Range(NamedTuple):
-    """Numbers that a setting accepts: what holds for them, and in words."""
+    """The numbers that a setting accepts, as a condition and in words."""
 
     holds: Callable[[Any], bool]
     text: str
@@ -80,17 +80,17 @@ _PLAIN: dict[Any, tuple[Any, ...]] = {
 
 
 def check_fields(settings: Any) -> None:
-    """Raises :class:`ConfigError` unless every field of a settings dataclass is what its annotation
-    accepts: a word of a ``Literal``, a number, of a :class:`Range` or any, True or False, or None.
-    Fields of other types are not checked."""
+    """Raises :class:`ConfigError` unless every field of a settings dataclass has a value that its
+    annotation accepts: a word of a ``Literal``, a number, of a :class:`Range` or any, True or
+    False, or None. Fields of other types are not checked."""
     settings_class: Any = type(settings)
     accepted = _accepted(settings_class)
     _check(settings, accepted, {name: getattr(settings, name) for name in accepted})
 
 
 class Checked:
-    """Settings that are checked when they are made: base of a dataclass whose annotations say what
-    its fields accept, see :func:`check_fields`.
+    """Settings that are checked when they are made: base of a dataclass whose annotations state the
+    accepted values, see :func:`check_fields`.
 
     The fields are checked before the ``__post_init__`` of a derived class, which so may compare
     numbers with numbers."""
@@ -169,7 +169,7 @@ def _accepted(annotated: Any) -> dict[str, tuple[Any, ...]]:
     function accepts."""
     hints = get_type_hints(annotated, include_extras=True)
     accepted = {}
-    # what a function returns is no argument
+    # the returned value of a function is no argument
     hints.pop("return", None)
     for name in (
         [field.name for field in fields(annotated) if field.init]

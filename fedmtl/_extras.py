@@ -62,7 +62,7 @@ def extras() -> Iterator[None]:
 
 
 def installed(package: str) -> bool:
-    """Returns True if a package can be imported, for what is done in another way without it."""
+    """Returns True if a package can be imported, for a caller that has another way without it."""
     # The parent of a submodule is imported, and may be missing itself.
     try:
         return find_spec(package) is not None

@@ -152,8 +152,8 @@ def _is_no_folder(path: Path) -> bool:
 
 
 def append_bytes(path: Path, length: int, content: Iterable[bytes | memoryview]) -> None:
-    """Writes ``content`` behind the first ``length`` bytes of a file, which keep; what stood behind
-    them is cut off.
+    """Writes ``content`` behind the first ``length`` bytes of a file, which stay; the rest of the
+    file is cut off.
 
     The file is made, with its folder, if ``length`` is 0. All is on the disk when this returns.
     """

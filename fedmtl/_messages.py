@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .errors import TrainingError
 
-SHORT = 4096  # bytes that travel at once; of what is longer the rest follows
+SHORT = 4096  # bytes that travel at once; the rest of a longer message follows
 
 
 class _Pickler(pickle.Pickler):

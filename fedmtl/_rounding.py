@@ -45,8 +45,8 @@ def percent(values: Iterable[float]) -> str:
 
 
 def number_text(value: float, mean: float | None = None) -> str:
-    """Returns a metric in print: three decimals, or four significant digits of what they would
-    leave too little of or too much.
+    """Returns a metric in print: with three decimals, or with four significant digits if it is too
+    small or too large for them.
 
     The twelfth decimal is rounded first, so that sums in another order are written alike.
 

@@ -5,7 +5,7 @@ Names stay as they are wherever programs match them: in memory, in JSON, in safe
 messages of nodes. They are written for people by one rule:
 
 - :func:`shown`, on terminals, in tables, pages and figures: a character that cannot be printed,
-  such as that which begins an escape code, a line break, or a mark of direction, is written as
+  such as the first one of an escape code, a line break, or a mark of direction, is written as
   Python writes it: ``\\x1b``, ``\\n``, ``\\u202e``;
 - :func:`cell`, in CSV files: the same, and an apostrophe stands before a text that a spreadsheet
   would compute, one that begins with ``=``, ``+``, ``-`` or ``@`` and is no number.

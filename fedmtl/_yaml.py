@@ -80,15 +80,15 @@ _TOO_DEEP = f"it has more than {_MOST_LEVELS} levels"
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes a value that occurs twice twice, and quotes what readers of another YAML take for a
-    number."""
+    """Writes a value that occurs twice twice, and quotes texts that readers of another YAML take
+    for a number."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    if shown(text) != text:  # else a reader folds what it takes for the end of a line
+    if shown(text) != text:  # else a reader folds characters that it takes for the end of a line
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
     try:
         float(text)

@@ -1,4 +1,4 @@
-"""Errors that speak to the user: what is wrong, where, and what would be accepted."""
+"""Errors that speak to the user: their message has the fault, its place and the accepted values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DataError(FedmtlError, ValueError):
 
 
 class ConfigError(FedmtlError, ValueError):
-    """A setting has an impossible value; the message names the setting and what is accepted."""
+    """A setting has an impossible value; the message names the setting and the accepted values."""
 
 
 class MissingExtra(FedmtlError, ImportError):
@@ -33,8 +33,8 @@ class ResumeError(FedmtlError, RuntimeError):
 
 
 class TrainingError(FedmtlError, RuntimeError):
-    """Nothing can be learned: what was computed is not finite, no client is connected, or a file
-    cannot be written."""
+    """Training cannot go on: a result is not finite, no client is connected, or a file cannot be
+    written."""
 
 
 class SecureSumError(FedmtlError, RuntimeError):

@@ -35,7 +35,7 @@ def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
 
     Args:
         seed: any Python integer.
-        purpose: what the numbers are for, such as ``"batches"``; different purposes are independent
+        purpose: the use of the numbers, such as ``"batches"``; different purposes are independent
             streams.
         replicate: index of an independent repetition.
     """
@@ -218,7 +218,7 @@ def binomial_quantile(coin: float, n: int, probability: float) -> int:
     """Returns the least k of at least 0 with P(Binomial(n, probability) <= k) >= coin, a number in
     [0, 1).
 
-    It is what ``scipy.stats.binom.ppf`` returns, whose import takes longer than many runs.
+    It is the value of ``scipy.stats.binom.ppf``, whose import takes longer than many runs.
     """
 
     def reaches(k: int) -> bool:

@@ -1,11 +1,11 @@
 """Processes that compute one run: torch.distributed in a few operations.
 
 Every rank runs the same program. A client belongs to one rank, which computes it and keeps its own
-tensors; what is public is the same everywhere. Rank 0, the first, draws the cohorts, keeps the
+tensors; public values are the same everywhere. Rank 0, the first, draws the cohorts, keeps the
 ledger, adds the noise, and writes.
 
-Values travel through main memory by gloo, whatever devices the ranks compute on: what is reduced in
-a round is one vector in float64, which is noised on a CPU in any case.
+Values travel through main memory by gloo, whatever devices the ranks compute on: the sum of a round
+over the ranks is one vector in float64, which is noised on a CPU in any case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 _ARRIVAL = timedelta(minutes=5)  # for processes of a launch that have not come yet
 # for copies of this process, which meet at once unless one has ended
 _MEETING = timedelta(minutes=1)
-_NOTICE = 10.0  # seconds after which a process logs what it waits for
+_NOTICE = 10.0  # seconds after which a process logs the reason of its wait
 # for a rank that is alive and does not answer; of one that is gone the others hear at once
 _WAIT = timedelta(hours=1)
 # gloo has no class for it
@@ -77,8 +77,8 @@ class Ranks:
         Without either it is a single one, which may start others.
 
         Raises:
-            ConfigError: torch was built without gloo, what the environment says of the launch is
-                incomplete, or the other processes do not come within five minutes.
+            ConfigError: torch was built without gloo, the variables of the launch are incomplete,
+                or the other processes do not come within five minutes.
         """
         if not dist.is_available():
             return cls()

@@ -133,7 +133,8 @@ class Algorithm(Checked):
             data: of the run.
 
         Raises:
-            DataError: says what the method needs, and what the data have.
+            DataError: data that the method cannot use; the message has its needs and the facts of
+                the data.
         """
 
     def row_bound(self, problem: Problem) -> RowBound | None:

@@ -41,7 +41,7 @@ def noise_of(
             which is public there.
         dimension: p.
         rounds: T.
-        schedule: who takes part in a round, at the client level; None for all clients.
+        schedule: the law of the cohorts, at the client level; None for all clients in every round.
 
     Returns:
         nu, without a unit; 0 without noise.

@@ -16,7 +16,7 @@ multiplier and S the sensitivity (C, or 2 C if a client replaces another):
     g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all sent by k      (c)
     wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z S)^2 I) ]   (d)
 
-What differs from the paper: the message, which in its text is the change of w_k in the round and in
+Differences from the paper: the message, which in its text is the change of w_k in the round and in
 its program g_k of "global"; the sum is divided by m, public, and not by the size of the cohort; a
 client without a model begins at wtilde^t; the step of the server is ours; a model that diverged is
 not kept, and its row counts as zero.

@@ -127,8 +127,8 @@ class Problem:
     ) -> Iterator[Piece]:
         """Divides clients into pieces that are computed one after another.
 
-        They are one piece if their models take at most 8 MiB. If they take more, a piece has about
-        as many, so that what is computed of a piece is still in a cache when it is added up; and
+        They are one piece if their models take at most 8 MiB. If they take more, a piece has the
+        clients of about 8 MiB, so that their rows are still in a cache when they are added up; and
         it has whole stacks of local training.
 
         Args:

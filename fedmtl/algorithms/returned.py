@@ -47,7 +47,7 @@ def checked_plans(method: str, plans: Any) -> tuple[ReleasePlan | GradientPlan, 
 
     Args:
         method: its name.
-        plans: what its ``plan`` returned.
+        plans: the value that its ``plan`` returned.
 
     Raises:
         ConfigError: they are no sequence of plans.
@@ -65,7 +65,7 @@ def checked_update(method: str, c: Cohort, returned: Any) -> tuple[Mapping[str, 
     Args:
         method: its name.
         c: the clients that were computed.
-        returned: what its ``client_update`` returned.
+        returned: the value that its ``client_update`` returned.
 
     Raises:
         ConfigError: it is no pair of messages and states, a declared release has no message, or a
@@ -168,7 +168,7 @@ def check_state(method: str, state: Any, kind: type) -> None:
 
     Args:
         method: its name.
-        state: what its ``init`` returned.
+        state: the value that its ``init`` returned.
         kind: the class of states.
 
     Raises:

@@ -271,7 +271,7 @@ class RoundAlgorithm(Algorithm):
                 store.scatter_all(ids, own)
                 messages.add(ids, start.weighted(ids, rows))
                 del rows, own, c  # frees their memory before the next piece
-        # private up to here; what the server computes is made of releases
+        # private up to here; the server computes from releases alone
         sent = messages.by_release(mine.ids)
         state.public = self.conclude(problem, state.public, sent, ascending, channel)
         # clients of a method that needs the new public state in the same round

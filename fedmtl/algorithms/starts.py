@@ -93,7 +93,7 @@ def weighted(
         factors = weights.to(part)[:, None]
         late = factors[:, 0] < 1
         sent[name] = part
-        # what has the weight 1 stays as it is, to the bit; the client's own rows are not changed
+        # rows of weight 1 stay as they are, to the bit; the client's own rows are not changed
         if bool(late.all()):
             sent[name] = clip_rows(part, clips[name]).mul_(factors)
         elif bool(late.any()):

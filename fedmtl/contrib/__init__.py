@@ -1,8 +1,8 @@
 """Methods, forecasts and automatic settings that are new here, or that published methods are
 compared with.
 
-They keep to the contracts of :mod:`fedmtl.algorithms`: what leaves a client is released and
-charged. :mod:`fedmtl.contrib.published` holds the private methods of four papers as they were
+They keep to the contracts of :mod:`fedmtl.algorithms`: all values that leave a client are released
+and charged. :mod:`fedmtl.contrib.published` holds the private methods of four papers as they were
 published. The report of such a run says which of their claims of privacy do not hold.
 """
 

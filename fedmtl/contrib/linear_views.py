@@ -1,4 +1,5 @@
-"""The messages of peer averaging as sums of releases, and what some of them tell about each.
+"""The messages of peer averaging as sums of releases, and the information of some messages on each
+release.
 
 The row of a message in the matrix A has the weights of all agents' releases in it. With independent
 noise of deviations sigma_i on the releases, the messages have the covariance Sigma = A N A', N the

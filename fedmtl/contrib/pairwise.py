@@ -1,16 +1,17 @@
-"""The epsilon of an agent's records against some of the other agents, who see their own mail alone.
+"""The epsilon of an agent's records against some of the other agents, which see their own messages
+alone.
 
 The ledger's epsilon of :class:`~.peer_averaging.PeerAveraging` is that of an agent's release g_i,
-which an eavesdropper of all messages learns. An agent sees less: what its neighbours send to it, in
-which the noise of many agents is mixed. This is pairwise network differential privacy (Cyffers,
-Even, Bellet, Massoulie, "Muffliato", NeurIPS 2022; "Differential privacy analysis of decentralized
-gossip averaging under varying threat models", arXiv 2505.19969), computed exactly.
+which an eavesdropper of all messages learns. An agent sees less: the messages of its neighbours to
+it, in which the noise of many agents is mixed. This is pairwise network differential privacy
+(Cyffers, Even, Bellet, Massoulie, "Muffliato", NeurIPS 2022; "Differential privacy analysis of
+decentralized gossip averaging under varying threat models", arXiv 2505.19969), computed exactly.
 
 *Claim.* The unit is a record of agent i, and neighbours differ by one record of it replaced by
-another. The adversary is a set S of agents without i, who follow the protocol and put together all
-that they have: the messages that any of them received or sent in the whole run, their own records,
-releases and noise, the graph, all public constants and who woke when. It does not see messages
-between two other agents, nor their models.
+another. The adversary is a set S of agents without i, which follow the protocol and pool their
+knowledge: the messages that any of them received or sent in the whole run, their own records,
+releases and noise, the graph, all public constants and the order of the wake-ups. It does not see
+messages between two other agents, nor their models.
 
 *View.* With ``releases=1`` every release g_i = (mean of clipped gradients at the public start)
 + eta_i is made before its agent hears anything, eta_i ~ N(0, sigma_i^2 I). All that follows is
@@ -34,9 +35,9 @@ The squares of mu sigma / Delta over the agents add up to the rank of the view.
 
 *Not covered.* Messages are real numbers here. In floating point, the last digits of a message may
 tell more about single terms of a sum; the ledger's epsilon is free of that, and of every assumption
-on who sees what. Later releases (``releases`` above 1, a warm start, :class:`PeerToPeer`) are at
-models that depend on what an agent has heard, and are refused, as are absences and clocks that were
-measured, and noise of another law.
+on the messages that an adversary sees. Later releases (``releases`` above 1, a warm start,
+:class:`PeerToPeer`) are at models that depend on received messages, and are refused, as are
+absences and clocks that were measured, and noise of another law.
 """
 
 from __future__ import annotations
@@ -273,7 +274,8 @@ def check_covered(agents: int, schedule: Any, privacy: Sequence[Any]) -> None:
         privacy: of the run; None in it is no privacy.
 
     Raises:
-        ConfigError: says what is not covered.
+        ConfigError: too many agents, noise of another law than the Gaussian, absences, or measured
+            clocks.
     """
     if agents > MOST:
         raise ConfigError(

@@ -134,7 +134,7 @@ class PeerAveraging(PeerToPeer):
     def resolve_auto(
         self, problem: Problem, schedule: Any, privacy: Sequence[Any]
     ) -> PeerAveraging:
-        """Returns these settings, and refuses what ``pairwise`` does not cover.
+        """Returns these settings, and refuses a run that ``pairwise`` does not cover.
 
         Raises:
             ConfigError: another noise than Gaussian, absences, measured clocks or too many agents.

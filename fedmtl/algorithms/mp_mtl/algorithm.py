@@ -18,17 +18,17 @@ task applies M to its own model and takes a gradient step on its own data. By th
     Sigma  = sum_i wc_i wc_i^T + E + shift I,   E symmetric noise                      Steps 4, 5
     M      = U diag(s) U^T,   s_j = max(0, 1 - eta lam / sqrt(l_j)),  U diag(l) U^T = Sigma   Step 6
              or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                  (Algorithm 3)
-    what_i = M w_i                                                                     Step 7
-    z_i    = what_i + b_t (what_i - what_i of before)
+    wh_i   = M w_i                                                                     Step 7
+    z_i    = wh_i + b_t (wh_i - wh_i of before)
     w_i    = z_i - eta grad L_i(z_i)
 
-what_i is w_i with a hat. In the state ``model`` is w_i, ``projected`` is what_i of before,
+wh_i is w_i with a hat. In the state ``model`` is w_i, ``projected`` is wh_i of before,
 ``covariance`` is Sigma and ``map`` is M, see :meth:`MPMTL.init`. The release does the clip of Step
 3, the sum of Step 4 and the noise of Step 5; M and b_t are in :mod:`.sharing`. The paper differs: E
 is Wishart noise, which protects nothing, there is no shift, and Step 7 projects the clipped wc_i
-(:mod:`fedmtl.contrib.published.mp_mtl`). C is its K. In Algorithm 4 the lines above
-are about p_i. Each task also has q_i, which it never releases. It makes the same step from
-prox_{eta own_lam h}(q_i) instead of M q_i, and both gradients are taken at the sum of the two.
+(:mod:`fedmtl.contrib.published.mp_mtl`). C is its K. In Algorithm 4 the lines above are about p_i.
+Each task also has q_i, which it never releases. It makes the same step from prox_{eta own_lam
+h}(q_i) instead of M q_i, and both gradients are taken at the sum of the two.
 
 Without noise and clip this is proximal gradient descent. Algorithm 1 also allows the covariance of
 the tasks, W^T W (n x n), for other penalties; it is left out, since one task moves a whole row and
@@ -223,7 +223,7 @@ class MPMTL(TaskAlgorithm):
         M.
 
         The tasks' states, (n, R, D) float64: ``model``, the message of the next iteration, and
-        ``projected``, what^(t). With W = P + Q they are those of P, and ``own``, ``own_projected``,
+        ``projected``, wh^(t). With W = P + Q they are those of P, and ``own``, ``own_projected``,
         (n, R, d), those of Q.
         """
         tasks = self.tasks(problem)
@@ -268,10 +268,10 @@ class MPMTL(TaskAlgorithm):
         d = self.features(c.problem)
         eta = self._step_size(c.problem)
         weight = momentum_weight(self.momentum, c.round, self.ridge * eta)
-        what = own["model"].clone()
-        what[..., :d] = mapped(c.public["map"], self.projected_rows(c))
-        z = what + weight * (what - own["projected"])
-        new = {"projected": what}
+        projected = own["model"].clone()
+        projected[..., :d] = mapped(c.public["map"], self.projected_rows(c))
+        z = projected + weight * (projected - own["projected"])
+        new = {"projected": projected}
         if self.own_penalty is None:
             new["model"] = z - eta * self._gradient(c.problem, z)
         else:  # Algorithm 4
@@ -305,7 +305,7 @@ class MPMTL(TaskAlgorithm):
         return rows
 
     def fits(self, own: Own) -> Tensor:
-        """Returns the models what_i; they are p_i + q_i if W = P + Q.
+        """Returns the models wh_i; they are p_i + q_i if W = P + Q.
 
         Args:
             own: the tasks' states.
@@ -338,14 +338,15 @@ class MPMTL(TaskAlgorithm):
         )
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Returns sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64.
+        """Returns sum_i L_i + lam g (+ own_lam h) of the projected models on the training records,
+        (R,) float64.
 
         It is not private.
         """
         d = self.features(problem)
-        what = self.models(problem, state, torch.arange(problem.clients))
-        losses = self.tasks(problem).value(what.transpose(0, 1)).sum(0)
-        total = losses + self.ridge / 2 * what.square().sum((1, 2))
+        models = self.models(problem, state, torch.arange(problem.clients))
+        losses = self.tasks(problem).value(models.transpose(0, 1)).sum(0)
+        total = losses + self.ridge / 2 * models.square().sum((1, 2))
         shared = state.private.whole("projected").transpose(0, 1)
         total = total + self.lam * PENALTIES[self.penalty].value(shared[..., :d])
         if self.own_penalty is not None:

@@ -150,7 +150,7 @@ def momentum_weight(momentum: Momentum, step: int, condition: float) -> float:
     """Returns the momentum b_t of iteration t = ``step`` + 1.
 
     It is 0, (t - 1) / (t + 2), or (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)), with ``condition`` mu /
-    L. In the first iteration, with what^(0) = what^(1), it is 0.
+    L. In the first iteration, with wh^(0) = wh^(1), it is 0.
     """
     if momentum == "none" or step == 0:
         return 0.0

@@ -16,11 +16,11 @@ likelihood is tempered by 2, and e / n, with e the least e_m of the models of ``
 model that predicts a few records by chance from taking all the weight. An average loses less than a
 choice: no model has to win, and no record is withheld from the run or from the final fit.
 
-*The prior.* The released model errs by what clients differ, and by its noise, the square of which
-is in proportion to nu^2, see :func:`~fedmtl.algorithms.noise_level.noise_of`. A model of n records
-and p parameters errs by its estimation, in proportion to p / n while n > p, and by what it
-estimates if n is smaller. Without noise the prior odds of ``local`` are 1 / 2 for real targets
-and 1 / 9 for classes; they rise by the ratio of the two errors:
+*The prior.* The released model errs by the differences between clients, and by its noise, the
+square of which is in proportion to nu^2, see :func:`~fedmtl.algorithms.noise_level.noise_of`. A
+model of n records and p parameters has an error of estimation in proportion to p / n while n > p,
+and of the size of its target if n is smaller. Without noise the prior odds of ``local`` are 1 / 2
+for real targets and 1 / 9 for classes; they rise by the ratio of the two errors:
 
     prior of local / prior of all others  =  odds * (1 + (nu_i / 4)^2 max(n / p, 1))
 
@@ -91,7 +91,7 @@ is, with the weights of classes. Models of one path are averaged; of the two pat
 the one with more weight, since parameters of networks that have not moved together do not average.
 The meaning of nu for networks is not known, and the prior is that without noise.
 
-Every number is a function of the client's own records and of what was released.
+Every number is a function of the client's own records and of the releases.
 """
 
 from .classes import average_classes

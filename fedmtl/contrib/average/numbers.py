@@ -17,7 +17,7 @@ INTERCEPT_WEIGHTS = (0.3, 0.2, 0.2, 0.2, 0.1)
 that base."""
 SLOPE_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
 """Penalties of own slopes, of equal prior weight. They are the same on every base, so that models
-on the shared base differ from those of ``local`` by what is shared, and not by how far slopes may
+on the shared base differ from those of ``local`` by the base alone, and not by how far slopes may
 follow a few records."""
 # the prior of a feature's standard deviation: its value, and the rows that it counts for
 _PRIOR_SPREAD = 0.4

@@ -95,7 +95,7 @@ class Average(Personalization):
         """Refuses a model that is neither linear nor one of classes, or a loss without a name.
 
         Raises:
-            ConfigError: what is accepted.
+            ConfigError: such a model, such a loss, or votes of another length than the candidates.
         """
         try:
             bias = check_linear(problem)
@@ -148,7 +148,7 @@ class Average(Personalization):
             bias = check_linear(problem)
         except ModelError:
             able = (finite & (counts > 1)).nonzero()[:, 0]
-            known = 0.0  # it is not known what nu means for networks
+            known = 0.0  # the meaning of nu for networks is not known
             if self.noise == math.inf:
                 known = math.inf
             prior = prior_of_local(known, 1, problem.dimension, ODDS_OF_CLASSES)
