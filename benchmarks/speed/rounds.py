@@ -120,7 +120,7 @@ def busy(count: int) -> Iterator[None]:
 
 def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
     """Run one workload, the contenders in turn, and return one line for each contender and number of threads."""
-    from fedmtl_rounds import Run
+    from fedmtl_run import Run
     from work import WARM_UP
 
     model, method, _ = WORKLOADS[key]

@@ -200,22 +200,6 @@ def test_the_fingerprint_does_not_depend_on_the_size_of_its_chunks(monkeypatch):
     assert FederatedDataset.from_tensors(ragged()).fingerprint() == whole
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_data_on_a_device_equal_data_on_the_host():
-    data = FederatedDataset.from_tensors(ragged(dtype=torch.uint8), transform=Affine(1 / 255))
-    index = torch.arange(len(data.train)).view(1, -1)
-    moved = data.to("cuda")
-    assert moved.keys.device.type == moved.train.counts.device.type == "cpu"
-    assert moved.fingerprint() == data.fingerprint()
-    expected = data.gather("train", index)
-    results = (moved.gather("train", index.cuda()), data.gather("train", index, device="cuda"))
-    for result in results:
-        for a, b in zip(result, expected, strict=True):
-            assert a.device.type == "cuda"
-            torch.testing.assert_close(a.cpu(), b, rtol=1e-6, atol=1e-7)
-
-
 def test_data_that_torch_saved_are_the_same_from_memory_and_from_disk(tmp_path):
     drawn = [scipy.sparse.random(6, 20, 0.3, "csr", np.float32, random_state=i) for i in range(3)]
     sparse = {f"c{i}": (x, np.arange(6) % 2) for i, x in enumerate(drawn)}

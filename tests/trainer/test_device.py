@@ -92,7 +92,9 @@ def test_a_run_on_a_gpu_gives_the_numbers_of_the_cpu(case: str) -> None:
     torch.testing.assert_close(found.personal.cpu(), expected.personal, **tolerance)
     torch.testing.assert_close(found.shared.cpu(), expected.shared, **tolerance)
     assert found.final.keys() == expected.final.keys()
-    assert found.to_frame().notna().equals(expected.to_frame().notna())
+    # which clients have which scores, without pandas, which a machine with a GPU may lack
+    scored, usual = ({k: set(v) for k, v in one.columns().items()} for one in (found, expected))
+    assert scored == usual
 
 
 @pytest.mark.parametrize(

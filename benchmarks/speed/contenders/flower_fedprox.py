@@ -26,7 +26,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedProx
 from flwr.simulation import run_simulation
 from torch import nn
-from work import Clock, Work, arguments, batches, report
+from work import Clock, Work, arguments, report
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -59,7 +59,7 @@ def client_app(folder: str) -> ClientApp:
             float(config["proximal-mu"]),
         )
         optimizer = torch.optim.SGD(module.parameters(), lr=work.settings["lr"])
-        for rows in batches(work.examples(step)[client], work.settings["batch"]):
+        for rows in work.batches(step)[client]:
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(work.x[rows]), work.y[rows]).backward()
             with torch.no_grad():
@@ -184,7 +184,7 @@ def memory() -> float:
 def main() -> None:
     """Time every round, from the choice of the cohort to the noised model."""
     given = arguments(__doc__)
-    work, clock = Work.read(given.work), Clock.new(processor=processor)
+    work, clock = Work.read(given.work, given.rounds), Clock.new(processor=processor)
     module, peaks = copy.deepcopy(work.module()), list[float]()
 
     def done(arrays: ArrayRecord) -> None:

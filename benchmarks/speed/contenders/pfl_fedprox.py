@@ -50,7 +50,7 @@ class Rounds(HyperParam, TrainingProcessCallback):
 def main() -> None:
     """Time every round between two calls of the callback."""
     given = arguments(__doc__)
-    work, clock = Work.read(given.work), Clock.new(given.device)
+    work, clock = Work.read(given.work, given.rounds), Clock.new(given.device)
     x, y = work.x.to(given.device), work.y.to(given.device)
     settings = work.settings
     np.random.seed(int(settings["seed"]))  # noqa: NPY002 - what pfl draws from

@@ -50,7 +50,13 @@ class Work:
         initial: (D,), where the shared model starts, in the order of ``nn.Module.parameters``.
         cohorts: clients of each round.
         orders: for each round, the examples of its clients in the order of their batches, one client after another.
-        settings: model, method, lr, lam, batch, clip, noise (standard deviation on the sum), denominator, seed.
+        settings: model, method, unit, lr, lam, batch, clip, noise, denominator, seed. Under the unit ``"client"``
+            (default) the clip is that of a client's update, and ``noise`` the standard deviation on their sum; under
+            ``"record"`` they are those of an example's gradient in every local step, and ``denominator`` alone
+            divides the sum of the updates. ``scored`` is the number of clients of whom there is a final loss; all
+            of those that took part without it.
+        lengths: under the unit ``"record"``, for each round the numbers of examples that are drawn in every local
+            step, int64 (k, S), -1 after a client's last step; None: batches of ``batch`` examples.
     """
 
     x: Tensor
@@ -60,6 +66,7 @@ class Work:
     cohorts: list[Tensor]
     orders: list[Tensor]
     settings: dict[str, Any]
+    lengths: list[Tensor] | None = None
 
     def write(self, folder: Path) -> None:
         """Write it as NumPy files and one of JSON."""
@@ -69,11 +76,13 @@ class Work:
         for name, values in (("cohorts", self.cohorts), ("orders", self.orders)):
             np.save(folder / f"{name}.npy", torch.cat(values).numpy())
             np.save(folder / f"{name}_lengths.npy", np.array([len(value) for value in values]))
+        for step, lengths in enumerate(self.lengths or []):
+            np.save(folder / f"lengths-{step}.npy", lengths.numpy())
         (folder / "settings.json").write_text(json.dumps(self.settings))
 
     @classmethod
-    def read(cls, folder: Path) -> Work:
-        """Read what :meth:`write` wrote."""
+    def read(cls, folder: Path, rounds: int | None = None) -> Work:
+        """Read what :meth:`write` wrote, of the first ``rounds`` rounds only if they are given."""
         one = {
             name: torch.from_numpy(np.load(folder / f"{name}.npy"))
             for name in ("x", "y", "offsets", "initial")
@@ -82,12 +91,13 @@ class Work:
         for name in ("cohorts", "orders"):
             whole = torch.from_numpy(np.load(folder / f"{name}.npy"))
             parts.append(list(whole.split(np.load(folder / f"{name}_lengths.npy").tolist())))
-        return cls(
-            **one,
-            cohorts=parts[0],
-            orders=parts[1],
-            settings=json.loads((folder / "settings.json").read_text()),
-        )
+        settings = json.loads((folder / "settings.json").read_text())
+        lengths = None
+        if settings.get("unit") == "record":
+            files = [folder / f"lengths-{step}.npy" for step in range(len(parts[0]))][:rounds]
+            lengths = [torch.from_numpy(np.load(file)) for file in files]
+        cohorts, orders = (part[:rounds] for part in parts)
+        return cls(**one, cohorts=cohorts, orders=orders, settings=settings, lengths=lengths)
 
     @property
     def rounds(self) -> int:
@@ -96,10 +106,27 @@ class Work:
 
     def examples(self, step: int) -> dict[int, Tensor]:
         """{client: its examples in the order of its batches} of a round."""
-        counts = self.offsets.diff()[self.cohorts[step]]
+        if self.lengths is None:
+            counts = self.offsets.diff()[self.cohorts[step]]
+        else:
+            counts = self.lengths[step].clamp(min=0).sum(1)
         return dict(
             zip(self.cohorts[step].tolist(), self.orders[step].split(counts.tolist()), strict=True)
         )
+
+    def batches(self, step: int) -> dict[int, Sequence[Tensor]]:
+        """{client: the examples of each of its local steps} of a round; the last batch as long as it comes."""
+        examples = self.examples(step)
+        if self.lengths is None:
+            size = int(self.settings["batch"])
+            return {client: order.split(size) for client, order in examples.items()}
+        sizes = [row[row >= 0].tolist() for row in self.lengths[step]]
+        pairs = zip(examples.items(), sizes, strict=True)
+        return {client: order.split(own) for (client, order), own in pairs}
+
+    def expected(self, client: int) -> float:
+        """The expected number of records of a local step of a client, which is public: a batch, or all of fewer."""
+        return float(min(int(self.settings["batch"]), int(self.offsets.diff()[client])))
 
     def module(self) -> nn.Module:
         """The model at its start."""
@@ -123,8 +150,9 @@ class Work:
 
     @torch.no_grad()
     def loss(self, models: Callable[[int], nn.Module], device: str = "cpu") -> float:
-        """The mean over the clients that took part of the training loss of their models, computed on a device."""
-        seen = torch.unique(torch.cat(self.cohorts)).tolist()
+        """The mean over the clients that took part (the first ``scored`` of them) of the training loss of their models,
+        computed on a device."""
+        seen = torch.unique(torch.cat(self.cohorts)).tolist()[: self.settings.get("scored")]
         total = 0.0
         for client in seen:
             rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
@@ -184,6 +212,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch's operations")
     parser.add_argument("--root", help="of the data, for a contender that reads them itself")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, help="of the work's; none takes all of them")
     parser.add_argument("--execution", help="fedmtl's, as JSON, in place of the work's")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -218,8 +247,3 @@ def report(
         **more,
     }
     print(json.dumps(line))
-
-
-def batches(order: Tensor, size: int) -> Sequence[Tensor]:
-    """The examples of a client in batches of ``size``, the last one as long as it comes."""
-    return order.split(size)
