@@ -39,12 +39,12 @@ def check(
 ) -> str:
     """Returns a summary of the data, of the automatic settings and of the noise that they have.
 
-    The outlook depends on nu, the noise relative to what a client may contribute. The gain of
-    sharing depends also on how alike clients are, which no public fact says: a run measures it,
-    against local training. In 108 settings on eight tables, with nu below 1 sharing lowered the
-    error by more than 2% in two thirds of them, and raised it by as much in 6%; from 1 to 4 it
-    lowered the error in about half; above 4 clients got little more than the average of their own
-    models.
+    The outlook depends on nu, the noise relative to the largest contribution of a client. The gain
+    of sharing depends also on the likeness of the clients, which no public fact tells: a run
+    measures it, against local training. In 108 settings on eight tables, with nu below 1 sharing
+    lowered the error by more than 2% in two thirds of them, and raised it by as much in 6%; from 1
+    to 4 it lowered the error in about half; above 4 clients got little more than the average of
+    their own models.
 
     Args:
         data: as of :class:`~fedmtl.Trainer`.
@@ -75,7 +75,7 @@ def check(
             "them (data.classes=K, null for a regression; data.bounds={COLUMN: [A, B]}), or leave "
             "--public out."
         )
-    # What is given is that of a run; the rest is what the run would choose.
+    # Given settings are those of a run; the run would choose the others.
     given = {
         "model": None if model is None else as_model(model),
         "rounds": rounds,

@@ -198,17 +198,17 @@ def _means(mean: float, alone: float, sign: int, metric: Metric) -> str:
     """Returns the difference between the mean of a metric and that of the non-federated
     baseline, which are equal if ``sign`` is 0; for errors as a share."""
     if metric.higher_is_better:
-        what = f"mean {metric.name}"
+        score = f"mean {metric.name}"
     else:
-        what = f"mean error ({metric.name})"
+        score = f"mean error ({metric.name})"
     if sign == 0:
-        return f"the {what} is the same"
+        return f"the {score} is the same"
     # The share of an error means the same in any unit; an accuracy has no such scale.
     if metric.higher_is_better or not (isfinite(mean) and 0 < alone < inf):
-        return f"the {what} is {number_text(mean)}, alone {number_text(alone)}"
+        return f"the {score} is {number_text(mean)}, alone {number_text(alone)}"
     share = abs(mean / alone - 1)
     side = "higher" if mean > alone else "lower"
-    return f"the {what} is {share:.{int(share < _SMALL)}%} {side}"
+    return f"the {score} is {share:.{int(share < _SMALL)}%} {side}"
 
 
 def _of_both(own: Stage, others: Stage, metric: Metric) -> tuple[list[str], Tensor, Tensor]:

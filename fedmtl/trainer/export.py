@@ -2,7 +2,7 @@
 without this package.
 
 The program is a file of ``torch.export`` or ONNX. It holds the coding of the columns, the model and
-the units, and in its notes what the columns are.
+the units, and in its notes a description of the columns.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def described(coding: Coding) -> dict[str, Any]:
     ``columns`` are those of its rows, in their order. Each has its ``name``, ``missing``, whether
     NaN stands for a missing value, and one of three: ``categories``, of which a row has the number,
     counted from 0; the ``period`` of dates, at which they are cut off, of which a row has the days
-    since 1970-01-01; the ``range`` at which a number is cut off, null for none. ``target`` is what
-    it predicts, ``classes`` its classes in the order of their numbers, null for a real number.
+    since 1970-01-01; the ``range`` at which a number is cut off, null for none. ``target`` is the
+    predicted column, ``classes`` its classes in the order of their numbers, null for a real number.
     """
     schema = coding.schema
     classes = None

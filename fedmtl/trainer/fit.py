@@ -119,8 +119,8 @@ def _loose_delta(settings: Trainer) -> str | None:
 
 
 def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -> Trainer:
-    """Returns the settings of a baseline in its own ``folder``: those of the run, without what does
-    not apply to it."""
+    """Returns the settings of a baseline in its own ``folder``: those of the run, without the ones
+    that do not apply to it."""
     changes: dict[str, Any] = {
         "algorithm": algorithm,
         "folder": folder,

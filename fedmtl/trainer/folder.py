@@ -36,8 +36,8 @@ class RunFolder:
     ``public/`` holds the files that epsilon covers: the shared model, privacy.json, in secure mode
     the last value of every release, and a list of these files with their hashes. ``private/`` holds
     the others: the personal models, metrics, plots, checkpoint, ledger, configuration with the
-    seed, what :meth:`Result.load <fedmtl.Result.load>` reads beside these (``outcome.json``), and
-    the baselines' runs.
+    seed, the values that :meth:`Result.load <fedmtl.Result.load>` reads beside these
+    (``outcome.json``), and the baselines' runs.
 
     Models are safetensors files: ``public/model.safetensors`` has the model's state by name, as
     ``load_state_dict`` takes it, with the names of frozen tensors in the metadata under ``frozen``,
@@ -107,8 +107,8 @@ class RunFolder:
     def claimed(self, *, resume: bool) -> Iterator[None]:
         """Holds the folder for the block. A run writes nothing in a folder that it does not hold.
 
-        The claim is that of :func:`fedmtl._files.claimed` on ``private/``; what killed processes
-        have left of files is removed.
+        The claim is that of :func:`fedmtl._files.claimed` on ``private/``; unfinished files of
+        killed processes are removed.
 
         Args:
             resume: True to continue a run that has begun here.
@@ -150,7 +150,7 @@ class RunFolder:
         """Returns the checkpoint of the run; None before the first.
 
         Raises:
-            ResumeError: it cannot be read; or the ledger does not hold what it was written with,
+            ResumeError: it cannot be read; or the ledger lacks the line with which it was written,
                 being missing, rolled back behind it, or that of another run.
         """
         if not self.checkpoint.exists():

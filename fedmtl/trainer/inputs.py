@@ -73,17 +73,18 @@ def as_model(model: Any) -> nn.Module | ModelFactory:
     if isinstance(model, nn.Module) or (callable(model) and not isinstance(model, type)):
         return model  # type: ignore[no-any-return]
     if isinstance(model, str):
-        what = repr(model)
+        kind = repr(model)
     else:
-        what = a_kind(model)
+        kind = a_kind(model)
     raise ConfigError(
-        f"model is {what}; give a module, a function of the data's DataSpec that returns one, or a "
+        f"model is {kind}; give a module, a function of the data's DataSpec that returns one, or a "
         f"name: {', '.join(map(repr, _NAMED))}."
     )
 
 
 def a_kind(value: Any) -> str:
-    """Says what a value is without printing it: it may be data."""
+    """Returns the class of a value with its article, for messages: the value itself may be data.
+    None and classes are returned by name."""
     if value is None or isinstance(value, type):
         return repr(value)
     name = type(value).__name__

@@ -57,7 +57,7 @@ class Metric:
             the mean squared error.
         higher_is_better: False for errors.
         kinds: the tasks that have it by name.
-        own: True if the function is the caller's, who may err.
+        own: True if the function is the caller's, and may be wrong.
     """
 
     name: str
@@ -131,11 +131,11 @@ class Metric:
         if size == 1 and isinstance(value, (Tensor, np.ndarray, numbers.Real, np.bool_)):
             return float(value)
         if size == 1:
-            what = repr(value)
+            found = repr(value)
         else:
-            what = f"{size} numbers"
+            found = f"{size} numbers"
         raise ConfigError(
-            f"metric {self.name!r} returns {what}; it must return one number for all rows of a "
+            f"metric {self.name!r} returns {found}; it must return one number for all rows of a "
             "client, such as the mean."
         )
 
@@ -210,7 +210,7 @@ def further_metrics(
 
 
 def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
-    """Refuses what is no metric, whatever the data.
+    """Refuses metrics that no data could make valid.
 
     Raises:
         ConfigError: an unknown name, a function without a name, or a name twice.

@@ -47,7 +47,7 @@ def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[
         row: (D,), the parameters that are trained.
     """
     module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
-    # A state may hold what get_extra_state returns: no tensor, the same for all, and in the code.
+    # A state may hold the value of get_extra_state: no tensor, the same for all, and in the code.
     whole = module.state_dict()
     state = {name: value.clone() for name, value in whole.items() if isinstance(value, Tensor)}
     frozen = list(problem.layout.frozen(module))

@@ -70,7 +70,7 @@ def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
     bound = bound_note(result.bound)
     if result.shared is not None:
         write_model(folder.public / MODEL, problem, result.shared, bound)
-    # The grid goes with a value: who verifies a release must see that the value lies on it.
+    # The grid goes with a value: a verifier of a release must see that the value lies on it.
     if result.released:
         grids = {
             name: json.dumps(

@@ -118,7 +118,7 @@ def finetuned(
         trained: the models before.
         problem: the data, with the records that clients train on.
         finetune: the settings.
-        name: of what is finetuned, for warnings.
+        name: of the method whose models are finetuned, for warnings.
         validation: the data with validation records as test side; None if clients do not choose.
         metrics: to measure beside the usual ones.
 
@@ -330,7 +330,8 @@ def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -
 
 
 def _differing(old: Any, new: Any) -> str:
-    """Returns in words what a field of a dataclass is, and what it was in the run."""
+    """Returns in words the first field in which two dataclasses differ: its value now, and in the
+    run."""
     fields = [field.name for field in dataclasses.fields(old)]
     field = next(name for name in fields if getattr(old, name) != getattr(new, name))
     values = [getattr(each, field) for each in (new, old)]

@@ -144,7 +144,7 @@ def _prepared(
     loss = settings.loss
     if loss == "auto":
         loss = natural_loss(data, module, sample, dtype)
-    outputs = None  # a loss of real targets or of the caller's own says what fits it
+    outputs = None  # a loss of real targets, or of the caller's own, checks the outputs itself
     if loss == "cross_entropy" or data.spec.labels > 0:
         outputs = data.spec.outputs
     template = prepare_module(
@@ -205,7 +205,7 @@ def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
     meets them.
 
     The module is tried on the least and the largest value at every place of an example. If it fails
-    there, it is tried on all examples: it may compute what it looks up from several places.
+    there, it is tried on all examples: it may compute the looked-up number from several places.
     """
     for side in SIDES:
         parts = list(_features(data, side, device="cpu"))

@@ -64,7 +64,7 @@ def processes(settings: Trainer, problem: Problem) -> int:
         raise ConfigError(f"execution.processes is {asked}, but {reason}; leave it out.")
     if not ranks.may_fork or kind or not isinstance(schedule, BoundSampler):
         return 1
-    # What is computed for all clients at once has the threads of one process.
+    # A computation for all clients at once has the threads of one process.
     if algorithm.local is None or algorithm.all_at_once or problem.initial.device.type != "cpu":
         return asked or 1
     return asked or min(

@@ -49,8 +49,8 @@ class Received:
         self._contents: dict[Path, bytes] = {}
 
     def content(self, path: Path, limit: int = MAX_TEXT) -> bytes:
-        """Returns the bytes of a file; the same ones whenever they are asked for, so that what was
-        checked is what is used.
+        """Returns the bytes of a file; the same ones at every call, so that the checked bytes are
+        those that are used.
 
         Args:
             path: of the file.

@@ -50,7 +50,8 @@ class Result(Scored):
         step: ``"round"``, or ``"activation"`` if clients act one at a time.
         released: in secure mode, the last value of every release with the public grid on which it
             lies.
-        chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
+        chosen: the settings that were ``"auto"``, with the values that follow from public rows and
+            bounds.
         shortened: the share of the training and of the test records, by side, that ``bound`` scaled
             down; not private.
         cut_targets: the share of the targets that were beyond their public range, and were cut
@@ -170,7 +171,7 @@ class Result(Scored):
 
     @property
     def length(self) -> str:
-        """The number of rounds or activations, in words; 0 for new clients, who only finetune."""
+        """The number of rounds or activations, in words; 0 for new clients, which only finetune."""
         count = 0
         if self.algorithm != "released":  # whose one round trains nobody
             count = self.final["round"]
@@ -191,17 +192,17 @@ class Result(Scored):
     def lost(self) -> str:
         """The reason why nothing was learned; empty if something was."""
         if not self.trained or self.stopped == "diverged":
-            what = (
+            reason = (
                 f"{'nearly ' * self.trained}every local training ended in a model that is not "
                 "finite"
             )
-            what += f", so it stopped after {self.length}" * (self.stopped == "diverged")
+            reason += f", so it stopped after {self.length}" * (self.stopped == "diverged")
         elif 0 < len(self.by_client["loss"]) == self.diverged:
-            what = "the loss of every client's own model is not finite"
+            reason = "the loss of every client's own model is not finite"
         else:
             return ""
-        what += "; a smaller learning rate (algorithm.local.lr), or scaled features, may help."
-        return f"{self.algorithm}: training diverged: {what}"
+        reason += "; a smaller learning rate (algorithm.local.lr), or scaled features, may help."
+        return f"{self.algorithm}: training diverged: {reason}"
 
     def adapt(
         self,

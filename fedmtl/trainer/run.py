@@ -179,8 +179,8 @@ def _log_versions(plan: RunPlan, channel: Rounds | Activations, state: State) ->
 
 
 def _log_repeats(channel: Rounds | Activations, step: int) -> None:
-    """Warns that steps are charged twice: their noise cannot be drawn again, so what a resumed run
-    computes anew is another release."""
+    """Warns that steps are charged twice: their noise cannot be drawn again, so a resumed run makes
+    other releases in these steps."""
     ledger = channel.accountant.ledger
     if ledger is None or ledger.replays_free or ledger.reached <= step:
         return
@@ -212,7 +212,7 @@ def _compute_with_callbacks(begun: Run, state: State, step: int) -> tuple[RunPla
     """Computes the steps from ``step`` on.
 
     Returns:
-        The plan, with what finetuning takes from the releases; and the result without finetuning.
+        The plan, whose finetuning has its part of the releases; and the result without finetuning.
     """
     plan = begun.plan
     outcome: Result | None = None

@@ -88,7 +88,8 @@ def prepare(
     coins: NoiseSource | None = None,
     stop: int | None = None,
 ) -> RunPlan:
-    """Returns the plan of a run, and refuses what would fail after a release has been charged.
+    """Returns the plan of a run, and refuses settings that would fail after a release has been
+    charged.
 
     Args:
         asked: the settings.

@@ -88,13 +88,13 @@ class Finetuned:
             lines.append(
                 f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model"
             )
-        for what, parts in (
+        for title, parts in (
             ("weights, mean over clients", self.weights),
             ("chosen by each client on its own validation records", self.choices),
         ):
             if parts:
                 lines.append(
-                    f"  {what}: "
+                    f"  {title}: "
                     + ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
                 )
         return lines

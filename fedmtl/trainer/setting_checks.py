@@ -1,4 +1,5 @@
-"""Checks of a trainer's settings: what is of another kind or does not fit is refused by name."""
+"""Checks of a trainer's settings: a setting of another kind, or that does not fit, is refused by
+its name."""
 
 from __future__ import annotations
 
@@ -334,7 +335,7 @@ def check_declared(settings: Trainer) -> None:
     published = (
         "came from the records, and would be published without noise as the shape of the model"
     )
-    # The sentence has a part for each kind of what is missing, and the same in both languages.
+    # The sentence has a part for each kind of missing fact, and the same in both languages.
     problems = [f"{' and '.join(shape)} {published}"] * bool(shape)
     problems += [f"no public range is declared for {', '.join(map(repr, numbers))}"] * bool(numbers)
     words = ["data.classes=K"] * classes

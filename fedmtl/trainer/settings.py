@@ -66,6 +66,7 @@ class Settings(Checked):
         check_settings(self)
 
     def _set(self, **values: Any) -> None:
-        """Replaces fields by what they stand for, while the trainer is made; later it is frozen."""
+        """Sets fields of the frozen trainer while it is made, to the objects that their given
+        values name."""
         for name, value in values.items():
             object.__setattr__(self, name, value)

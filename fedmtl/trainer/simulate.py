@@ -24,7 +24,7 @@ class Step:
 
     Attributes:
         done: number of rounds, or of activations, so far.
-        block: who took part, in the numbers of :attr:`problem`.
+        block: the participants, as positions among the clients of :attr:`problem`.
         state: the algorithm's state. The next step changes it in place, so models of a step are to
             be taken before the next one is asked for.
         epsilon: of the steps so far, at the delta of the settings; infinite without noise.

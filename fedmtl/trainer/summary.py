@@ -92,7 +92,8 @@ def _numbers_of_metric(result: Result, metric: Metric, local: Result | None) -> 
 def summary_of(result: Result) -> str:
     """Returns the printed summary: scores over clients, comparisons, and the privacy block."""
     clients = counted(len(result.ids), "client")
-    # Counts of what the scores below are of: most readers take them for those of everybody.
+    # The number of clients that the scores below are of: readers take them for those of all
+    # clients.
     scored = len(result.personal_accuracy)
     if result.evaluated is not None:
         clients += f" ({len(result.evaluated):,} of them evaluated)"
@@ -222,11 +223,11 @@ def _weak_local(result: Result, local: Stage) -> list[str]:
     constant = math.fsum(result.constants[name] for name in both) / len(both)
     if not error > _WEAK * constant:
         return []
-    what = "mean"
+    location = "mean"
     if result.metric == "pinball":
-        what = "quantile"
+        location = "quantile"
     return [
-        f"  warning: {local.label} has a mean error of {number_text(error)}, and the {what} of "
+        f"  warning: {local.label} has a mean error of {number_text(error)}, and the {location} of "
         f"each client's own training targets one of {number_text(constant)}: who is better than "
         f"{local.label} by the mean need not be better than alone"
     ]
@@ -327,15 +328,15 @@ def _worse_than_constant(result: Result, stage: Stage) -> str:
     bad if their mean loss is above that of the best constant outputs.
     """
     if "nmse" in stage.by_client or result.metric == "pinball":
-        what = "mean"
+        location = "mean"
         if result.metric == "pinball":
-            what = "quantile"
+            location = "quantile"
         own = Stage("own constant", {result.metric: result.constants})
         compared = beside(stage, own, REGISTRY[result.metric], result.personal.dtype)
         if compared is None or not compared[2] > 0.5:
             return ""
         return (
-            f"{stage.label} (for {compared[2]:.0%} of the clients, than the {what} of their "
+            f"{stage.label} (for {compared[2]:.0%} of the clients, than the {location} of their "
             "own training targets)"
         )
     # Losses of one model differ in rounding, which must not raise a warning.

@@ -42,8 +42,8 @@ def resolved_target(
 ) -> Callable[..., Any]:
     """Returns the class or function that a file names.
 
-    Nothing is imported before its name is checked, and what another module defines is refused by
-    whatever name it is reached: ``fedmtl.trainer.folder.Path`` is not of this package.
+    Nothing is imported before its name is checked, and an object that another module defines is
+    refused under every name: ``fedmtl.trainer.folder.Path`` is not of this package.
 
     Args:
         target: such as ``"fedmtl.LocalSGD"`` or ``"torch.nn.Linear"``.

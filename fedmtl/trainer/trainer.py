@@ -54,7 +54,7 @@ class Trainer(Settings):
             and +1, are two classes.
         model: a module, a factory called with the data's :class:`~fedmtl.data.DataSpec`, or the
             name of one (``"mlp"``).
-        schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or
+        schedule: the law of the cohorts; :class:`~fedmtl.PoissonClocks` or
             :class:`~fedmtl.Latencies` for algorithms whose clients act one at a time.
         privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or
             :class:`~fedmtl.RecordPrivacy`, whose unit is one record of a client (local training is
@@ -99,7 +99,7 @@ class Trainer(Settings):
         checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty
             seconds.
         early_stopping: ends the run when the shared model has stopped moving. This depends only on
-            what was released, and all planned rounds are charged.
+            the releases, and all planned rounds are charged.
         audit: :class:`~fedmtl.Interval` adds canaries to the clients, with which the run measures a
             lower bound on its epsilon, see :attr:`Result.privacy <fedmtl.Result>`; ``None``
             measures none.
@@ -139,7 +139,7 @@ class Trainer(Settings):
         (True, 10)
     """
 
-    data: FederatedDataset  # what else is accepted becomes a dataset
+    data: FederatedDataset  # the other accepted types become a dataset
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,7 +197,7 @@ class Trainer(Settings):
     def bound_schedule(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data, and of canaries behind them."""
         canaries = 0
-        # Canaries of records are in the data of the clients, who take part as before.
+        # Canaries of records are in the data of the clients, which take part as before.
         if self.audit is not None and not isinstance(self.privacy, RecordPrivacy):
             canaries = self.audit.canaries
         bound = bind_schedule(self.schedule, self.data, canaries, self.seed)
@@ -353,8 +353,8 @@ class Trainer(Settings):
             PrivacyError: a run in secure mode on a system without file locks.
             TrainingError: of a run without noise, that not one finite number was learned, or that
                 nearly all local trainings of its first rounds diverged, after which it stops at
-                once; such a baseline is left out. In a run with noise what is not finite counts as
-                zero in a release, and it ends in any case with its result, whose
+                once; such a baseline is left out. In a run with noise rows that are not finite
+                count as zero in a release, and it ends in any case with its result, whose
                 :attr:`Result.lost` says so: how long it is, how it ends and which files can be
                 published say nothing about the data.
         """
