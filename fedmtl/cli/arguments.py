@@ -1,4 +1,5 @@
-"""The arguments of what a configuration names by ``_target_``, which are its settings.
+"""The settings of a configuration: the arguments of the class or function that it names by
+``_target_``.
 
 Those of this package stand in the file ``arguments.json`` beside this module, so that a command
 that prints or refuses settings imports no PyTorch. ``python scripts/arguments.py`` writes it from
@@ -50,7 +51,8 @@ class Arguments:
 
 
 def arguments_of(target: str, place: str) -> Arguments:
-    """Returns the arguments of what a configuration names at ``place``; the trainer's at its root.
+    """Returns the arguments of the class or function that a configuration names at ``place``; the
+    trainer's at its root.
 
     Raises:
         ConfigError: a name that a file may not have, or that cannot be imported.

@@ -83,7 +83,7 @@ def resumable(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
 
 
 class _Printed(logging.Handler):
-    """Writes to what standard error is at the time, as a progress bar takes its place."""
+    """Writes to the present standard error, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(shown_lines(self.format(record)), file=sys.stderr, flush=True)
@@ -91,8 +91,8 @@ class _Printed(logging.Handler):
 
 @contextmanager
 def printed_log(level: int) -> Iterator[None]:
-    """Prints what the package logs from ``level`` on as plain lines, and nothing twice, while the
-    block runs."""
+    """Prints the package's log from ``level`` on as plain lines, each of them once, while the block
+    runs."""
     log = logging.getLogger("fedmtl")
     handler = _Printed()
     log.addHandler(handler)

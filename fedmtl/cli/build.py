@@ -71,7 +71,7 @@ def objects(config: Config) -> Config:
         parts["model"] = made(lora | {"model": parts["model"]}, "model.lora")
     for name in ("baselines", "metrics"):
         parts[name] = parts[name] or ()
-    # files have null for what an automatic algorithm chooses
+    # files have null for the settings that an automatic algorithm chooses
     if parts["algorithm"] is None:
         for name in ("algorithm", "schedule", "model", "rounds"):
             if parts[name] is None:
@@ -135,7 +135,7 @@ def _check_arguments(made: Any, values: Config, place: str) -> None:
     Args:
         made: the class or function.
         values: of the arguments by name.
-        place: the dotted key of what it makes; empty for the trainer.
+        place: the dotted key of the object that it makes; empty for the trainer.
 
     Raises:
         ConfigError: the setting by its key, with the nearest ones.
@@ -155,7 +155,7 @@ def by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
     ``ClientPrivacy.epsilon``.
 
     Args:
-        places: the dotted key of what is made, by its class or function.
+        places: the dotted key of each object that is made, by its class or function.
         place: that of the only one, by which errors that name no setting are found.
 
     Raises:

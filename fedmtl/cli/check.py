@@ -1,5 +1,5 @@
-"""``fedmtl check``: what can be said of data before anything is trained, and a draft of the
-settings of a table."""
+"""``fedmtl check``: the outlook for data before training, and a draft of the settings of a
+table."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check(words: list[str]) -> int:
         if drafts:
             drafted, text = _draft(node)
             node |= drafted
-        data = made(node, "data")  # what cannot be read is no draft
+        data = made(node, "data")  # data that cannot be read give no draft
 
     from ..trainer.check import check as outlook
 

@@ -71,7 +71,7 @@ def _resume_runs(
 ) -> None:
     """Continues the run in a folder, or the runs of a sweep there, ``jobs``."""
     commands = [shlex.split(command_of(job) or "")[1:] for job in jobs]
-    # only what differs names a job of a sweep
+    # only the settings that differ name a job of a sweep
     common = set[str]().union(*commands).intersection(*commands)
     for number, run in enumerate(jobs or [folder]):
         job = None

@@ -1,10 +1,10 @@
-"""Configuration files with the defaults of what they name.
+"""Configuration files with the defaults of the classes that they name.
 
-Hydra's source of files, :class:`Defaults`, completes a file under ``configs/``, which lists what
-differs from the signature of its ``_target_``: every setting has a key that Hydra can override,
-sweep and print. A file makes nothing but what :func:`fedmtl.trainer.targets.resolved_target` lets
-it name, and of Hydra's own settings it has those that :func:`fedmtl.cli.received.check_file` lets
-it have."""
+Hydra's source of files, :class:`Defaults`, completes a file under ``configs/``, which lists only
+the values that differ from the defaults of its ``_target_``: every setting has a key that Hydra can
+override, sweep and print. A file makes only the objects that
+:func:`fedmtl.trainer.targets.resolved_target` lets it name, and sets only the keys of Hydra itself
+that :func:`fedmtl.cli.received.check_file` accepts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_PROGRAMS = ("folder", "callbacks", "transform", "model")
 
 
 class Defaults(FileConfigSource):
-    """Configuration files in a folder, with the defaults of what they name."""
+    """Configuration files in a folder, with the defaults of the classes that they name."""
 
     @staticmethod
     def scheme() -> str:
@@ -48,7 +48,8 @@ class Defaults(FileConfigSource):
         return self.completed(config_path)
 
     def completed(self, config_path: str) -> ConfigResult:
-        """Returns the content of a file, checked, with the defaults of what it names."""
+        """Returns the content of a file, checked, with the defaults of the classes that it
+        names."""
         name = self._normalize_file_name(config_path)
         check_size(Path(self.path) / name)
         try:
@@ -67,7 +68,8 @@ class Defaults(FileConfigSource):
 
 @cache
 def _packaged(folder: str, config_path: str) -> bytes:
-    """Returns a file of the package, complete, pickled: Hydra changes in place what it loads."""
+    """Returns a file of the package, complete, pickled: Hydra changes the loaded content in
+    place."""
     source = Defaults("fedmtl", f"{Defaults.scheme()}://{folder}")
     return pickle.dumps(source.completed(config_path))
 

@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str], process: Process) -> int:
-    """Runs the command with what is trusted and searched, and returns its exit code."""
+    """Runs the command with its trusted modules and searched folders, and returns its exit code."""
     parser = Parser(prog="fedmtl", usage=USAGE, add_help=False, allow_abbrev=False)
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--trust", action="append", nargs="?", const="", default=[])

@@ -1,5 +1,5 @@
-"""Standard output and error of a command: a reader that leaves, as of ``| head``, changes nothing
-about what is done.
+"""Standard output and error of a command: a reader that leaves, as of ``| head``, does not change
+the work of the command.
 
 A run whose output nobody reads any more is trained, written and ends as any other, with the exit
 code of its work.
@@ -43,7 +43,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Hands on what was written."""
+        """Flushes the written text to the stream."""
         if self.error is None:
             try:
                 self.stream.flush()
@@ -51,8 +51,8 @@ class Output:
                 self._end(error)
 
     def _end(self, error: OSError) -> None:
-        """Notes an error, and lets go nowhere what still is in the stream or is written beside
-        it."""
+        """Notes an error, and sends the text that is still in the stream, or is written beside it,
+        to the null device."""
         self.error = error
         with suppress(OSError, ValueError):  # a stream without a file
             number = self.stream.fileno()
@@ -66,7 +66,7 @@ class Output:
 
 @contextmanager
 def outputs() -> Iterator[Output]:
-    """Lets what this block prints survive a reader that has left; yield standard output.
+    """Lets this block print although its reader may have left; yields standard output.
 
     A stream that was closed before is one that nobody reads.
     """

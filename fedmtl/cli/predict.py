@@ -61,7 +61,7 @@ def predict(words: list[str]) -> int:
     goes = "a .csv file, or - for standard output; default NAME.predicted.csv in this folder"
     parser.add_argument("--output", "--out", metavar="FILE", help=goes)
     options = parser.parse_intermixed_args(words)
-    # what was typed is checked before models are read
+    # the typed settings are checked before models are read
     settings = _form(options.overrides)
     target = _output(options.output, options.table)
 

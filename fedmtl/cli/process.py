@@ -56,7 +56,7 @@ class Process:
         return self.ranks is None or self.ranks.first
 
     def agree(self) -> AbstractContextManager[None]:
-        """Raises at all ranks what the block raises at any."""
+        """Raises an error of the block at any rank at all ranks."""
         if self.ranks is None:
             return nullcontext()
         return self.ranks.agree()

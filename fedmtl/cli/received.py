@@ -1,4 +1,5 @@
-"""Configuration files of others: what a file may set of Hydra itself, and what it may refer to.
+"""Configuration files of others: the settings of Hydra itself that a file may have, and the
+settings that it may refer to.
 
 Hydra opens log files, sends log records, sets environment variables, moves folders and imports
 modules as its own settings say, and resolvers read the environment. A file of the user's folder
@@ -52,7 +53,8 @@ def check_size(file: Path) -> None:
 
 
 def check_file(root: Path, name: str, result: ConfigResult) -> None:
-    """Refuses a file that sets what is Hydra's own, or refers to what is no setting.
+    """Refuses a file that has settings of Hydra itself, or refers to something other than a
+    setting.
 
     Args:
         root: the folder of the groups.
@@ -60,7 +62,7 @@ def check_file(root: Path, name: str, result: ConfigResult) -> None:
         result: its content and its package, as Hydra reads them.
 
     Raises:
-        ConfigError: the file and the key, and what is accepted.
+        ConfigError: such a file; the message has the file, the key and the accepted values.
     """
     file = root / name
     ours = file.resolve().is_relative_to(config_folder().resolve())
@@ -110,7 +112,7 @@ def resolvers(text: str) -> Iterator[str]:
 
 
 def _keys_of_hydra(values: dict[str, Any]) -> Iterator[str]:
-    """Yields what a file sets of Hydra itself beyond what is accepted, by its key."""
+    """Yields the keys of Hydra itself that a file sets to values that are not accepted."""
     for item in values.get("defaults") or ():
         yield from _choices_of_hydra(item)
     if HYDRA not in values:
@@ -143,8 +145,8 @@ def _choices_of_hydra(item: Any) -> Iterator[str]:
 
 
 def _keys_of_sweeper(values: dict[str, Any]) -> Iterator[str]:
-    """Yields what a file sets of the sweeper beyond the values of settings, which Hydra reads as if
-    they were typed."""
+    """Yields the keys of the sweeper that a file sets, but for ``max_batch_size`` and the listed
+    values of settings in ``params``, which Hydra reads as if they were typed."""
     for name, value in values.items():
         place = f"{HYDRA}.sweeper.{name}"
         if name == "params" and isinstance(value, dict):

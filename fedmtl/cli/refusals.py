@@ -1,4 +1,4 @@
-"""Errors of what Hydra refuses, by the option or the key, with the nearest names."""
+"""Errors for the inputs that Hydra refuses, by the option or the key, with the nearest names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LISTS = (
     "data.features", "data.labels", "data.one_hot", "data.missing", "baselines", "metrics"
 )  # fmt: skip
 _MANY = 12  # names in a message
-GUESSED = {  # what other programs call a setting
+GUESSED = {  # the names of settings in other programs
     "lr": "algorithm.local.lr",
     "eps": "privacy.epsilon",
     "label": "data.target",
@@ -45,14 +45,14 @@ SHORT = GUESSED | {"epsilon": "privacy.epsilon", "delta": "privacy.delta"}
 
 @contextmanager
 def refusals(typed: Typed | None = None) -> Iterator[None]:
-    """Turns what Hydra raises in this block into an error that names the option or the key, with
-    the nearest names.
+    """Turns an error of Hydra in this block into one that names the option or the key, with the
+    nearest names.
 
     Args:
         typed: the settings that Hydra composes; None if it composes none.
 
     Raises:
-        ConfigError: what Hydra refused.
+        ConfigError: Hydra has refused the settings.
     """
     try:
         yield
@@ -64,7 +64,7 @@ def refusals(typed: Typed | None = None) -> Iterator[None]:
 
 def _refused(error: Exception, typed: Typed | None) -> ConfigError:
     """Returns the error of a word that cannot be read, of an option or a key that does not exist,
-    or what Hydra says of anything else."""
+    or Hydra's own message for anything else."""
     if isinstance(error, OverrideParseException):
         text = f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200"
         return ConfigError(f"{text} ({first_line(error)}).")
@@ -146,12 +146,13 @@ def dotted(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
 
 
 def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: str) -> ConfigError:
-    """Returns the error of a name that does not exist: what may be meant, and all that is accepted.
+    """Returns the error of a name that does not exist, with the nearest names, and the accepted
+    ones or the command that prints them.
 
     Args:
         accepted: the names in its place.
         near: those that may be meant.
-        text: what is wrong.
+        text: the fault.
         printed: the command that prints all, if they are many.
     """
     hint = ""

@@ -149,8 +149,8 @@ class _Jobs:
 
 
 def _checked_jobs(typed: Typed, options: argparse.Namespace, process: Process) -> _Jobs:
-    """Returns the runs of a command, each of which is checked before any is trained: what the last
-    run of a sweep gets wrong is not found out after hours.
+    """Returns the runs of a command, each of which is checked before any is trained: a fault in the
+    last run of a sweep is not found after hours.
 
     Raises:
         FedmtlError: the first impossible setting.
@@ -167,7 +167,7 @@ def _checked_jobs(typed: Typed, options: argparse.Namespace, process: Process) -
     if process.writes and warning:
         say(warning)
     if process.ranks is not None and not options.multirun:
-        # here, so that all ranks refuse what is refused, in one line
+        # here, so that all ranks refuse the same settings, in one line
         composed(typed, options.config_name)
     return _Jobs(typed, options.multirun, runs, configs, process)
 
@@ -247,7 +247,7 @@ def train_one(
     level = logging.INFO if job is None else logging.WARNING
     with printed_log(level if writes else logging.CRITICAL):
         with process.agree():
-            # the log says what automatic settings are
+            # the log has the automatic settings
             trainer = build.build(config | {"progress": False}, folder)
             if writes and not resume:
                 write_config(folder, command, config)
@@ -269,7 +269,7 @@ def train_one(
 
 
 def end_of_sweep(process: Process) -> int:
-    """Prints what the choice among the runs of a sweep costs, and returns 0."""
+    """Prints that no epsilon covers the choice among the runs of a sweep, and returns 0."""
     if process.writes:
         show(f"\n{CHOICE_NOT_COVERED}")
     return 0
@@ -277,7 +277,7 @@ def end_of_sweep(process: Process) -> int:
 
 def unlike(configs: Sequence[Config]) -> str:
     """Returns a warning if methods of a sweep are finetuned beside others that are not, empty
-    if all or none are. Local training is what all are compared with, and is not one of them."""
+    if all or none are. Local training is the baseline of all, and is not one of them."""
     methods = [
         (
             (config["algorithm"]["_target_"] or "auto").rpartition(".")[2],

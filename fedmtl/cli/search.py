@@ -72,7 +72,7 @@ def run_search(settings: Config, folder: Path, command: Sequence[str] | None = N
         candidates=trainers, folder=folder, progress=progress, **arguments
     )
     if command is not None:
-        private_search.plan()  # what cannot be accounted is refused before anything is written
+        private_search.plan()  # refuses a search without an accountant before a file is written
         write_config(folder, command, {"search": settings})
     with printed_log(logging.WARNING), resumable(folder):
         result = searched(private_search, command is None)
@@ -114,13 +114,13 @@ def candidate_configs(overrides: Sequence[str]) -> dict[str, Config]:
 
 def _options(words: list[str]) -> argparse.Namespace:
     parser = command_parser(search, "as for fedmtl -m: KEY=A,B,C")
-    for name, what in (
+    for name, text in (
         ("mean", "expected number of runs (default 4)"),
         ("shape", "of its law: 0 logarithmic, 1 geometric (default), inf Poisson"),
         ("score-noise", "standard deviation of the noise on a score (default 0.01)"),
         ("score-bound", "of a regression's score, 1 - min(ERROR, BOUND) / BOUND"),
     ):
-        parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS, help=what)
+        parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS, help=text)
     kept = "where the search is kept; default outputs/DATE/TIME"
     parser.add_argument("--folder", type=Path, help=kept)
     return parser.parse_intermixed_args(words)

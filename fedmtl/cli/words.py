@@ -22,7 +22,7 @@ _OF_A_TABLE = ("client", "target", "features", "bounds", "classes", "labels")
 _TEXTS = ("data.path", "data.client", "data.target")  # names, and never values of another type
 _USERS_DATA = ("data=table", "data=images", "data=leaf")
 _COMMANDS = ("check", "search", "audit", "adapt")  # whose words are settings, behind their name
-_OPTIONS = {  # what is typed for an option of a group, and what is meant
+_OPTIONS = {  # words in the place of an option of a group, and the meaning
     "finetune=true": "finetune=auto trains every client's own model further; finetune=none does "
     "not",
     "finetune=false": "finetune=none trains no client's model further",
@@ -145,7 +145,7 @@ def _quoted(text: str) -> str:
 
 def without_references(text: str) -> str:
     """Returns a text that Hydra reads as this text, whatever it refers to: ``${x}`` is escaped."""
-    # backslashes count before what they can escape
+    # backslashes count before a character that they can escape
     return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 
@@ -157,7 +157,7 @@ def _refuse_columns(words: Sequence[str]) -> None:
     """Refuses the short name of a column if no table is named.
 
     Raises:
-        ConfigError: what is missing.
+        ConfigError: such a word; the message says how to name the table.
     """
     for word in words:
         if word.startswith(("client=", "target=")):
