@@ -516,8 +516,7 @@ def test_banded_inverses_agree_with_jax_privacy(
     c = run.inverted(d, rounds)
     assert run.sensitivity(c, apart, most) ** 2 == pytest.approx(inverse[0], rel=1e-12)
     assert run.spread(run.padded(d, rounds)) ** 2 == pytest.approx(inverse[1], rel=1e-12)
-    banded = np.array(run.Bands.square_root(count).coefficients)
-    banded = banded / banded[0]
+    banded = run.square_root(count)
     wide = run.padded(banded, rounds)
     assert run.sensitivity(wide, apart, most) ** 2 == pytest.approx(bands[0], rel=1e-12)
     assert run.spread(run.inverted(banded, rounds)) ** 2 == pytest.approx(bands[1], rel=1e-12)

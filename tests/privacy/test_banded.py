@@ -29,7 +29,7 @@ from fedmtl.privacy import (
     open_channel,
     privacy_report,
 )
-from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
+from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise, _error_of_sums
 from fedmtl.privacy.row_noise import RowNoise
 
 from ..small import check_resumed
@@ -93,6 +93,28 @@ def test_no_other_bands_have_a_smaller_error_of_the_sums(count: int, rounds: int
     for other in others:
         scaled = Bands(tuple(other / np.linalg.norm(other)))
         assert error_of_sums(scaled, rounds) >= least * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "count", "expected"),
+    [  # by optimize_banded_toeplitz of jax_privacy 2.0.0, 2,000 steps
+        (12, 4, 3.1438483001269257),
+        (60, 8, 6.791906456849071),
+        (200, 10, 14.533544907736548),
+        (1000, 10, 57.618075873474005),
+        (1000, 20, 33.32474970286169),
+        (1000, 100, 13.39267134714851),
+    ],
+)
+def test_the_error_of_the_sums_is_that_of_jax_privacy(
+    rounds: int, count: int, expected: float
+) -> None:
+    c = np.array(Bands.optimized(count, rounds).coefficients)
+    squared, _ = _error_of_sums(c[1:] / c[:-1], rounds)
+    assert np.exp(squared) / rounds == pytest.approx(expected, rel=3e-6)
+    assert _error_of_sums(np.array([0.5, 0.6]), 9)[0] == pytest.approx(
+        np.log(9 * error_of_sums(Bands((1.0, 0.5, 0.3)), 9) * (1 + 0.25 + 0.09))
+    )
 
 
 def drawn(bands: Bands, units: np.ndarray):

@@ -36,9 +36,16 @@ ROUNDS = 1_000
 APART = (10, 20, 50, 100)  # b; a client takes part in every b-th round
 COEFFICIENTS = (1, 2, 4, 8, 16, 64)
 MOST_OPTIMIZED = 8
-BANDS, ROOT, OPTIMIZED = "bands", "inverse square root", "optimized inverse"
-KINDS = (BANDS, ROOT, OPTIMIZED)
+BANDS, ROOT_BANDS = "bands", "square root bands"
+ROOT, OPTIMIZED = "inverse square root", "optimized inverse"
+KINDS = (BANDS, ROOT_BANDS, ROOT, OPTIMIZED)
 Array = NDArray[np.float64]
+
+
+def square_root(count: int) -> Array:
+    """Return the first coefficients of (1 - x)^(-1/2)."""
+    j = np.arange(1, count)
+    return np.cumprod(np.concatenate([[1.0], (2 * j - 1) / (2 * j)]))
 
 
 def inverse_root(count: int) -> Array:
@@ -86,9 +93,8 @@ def error_of_inverse(d: Array, rounds: int, apart: int) -> float:
     return spread(padded(d, rounds)) * sensitivity(c, apart, -(-rounds // apart))
 
 
-def error_of_bands(count: int, rounds: int, apart: int) -> float:
-    """Return the error of the package's bands, of which there are at most ``apart``."""
-    c = np.array(Bands.square_root(count).coefficients)
+def error_of_bands(c: Array, rounds: int, apart: int) -> float:
+    """Return the error of bands c_0, ..., c_{b - 1}, of which there are at most ``apart``."""
     noise = spread(inverted(c, rounds))
     return noise * sensitivity(padded(c, rounds), apart, -(-rounds // apart))
 
@@ -118,7 +124,10 @@ def optimized(count: int, rounds: int, apart: int) -> Array:
 def error(kind: str, count: int, rounds: int, apart: int) -> float:
     """Return the error of a kind of noise with so many coefficients; NaN if it is not defined or not computed."""
     if kind == BANDS and count <= apart:
-        return error_of_bands(count, rounds, apart)
+        c = np.array(Bands.optimized(count, rounds).coefficients)
+        return error_of_bands(c, rounds, apart)
+    if kind == ROOT_BANDS and count <= apart:
+        return error_of_bands(square_root(count), rounds, apart)
     if kind == ROOT:
         return error_of_inverse(inverse_root(count), rounds, apart)
     if kind == OPTIMIZED and count <= MOST_OPTIMIZED:
