@@ -89,7 +89,9 @@ def test_no_other_bands_have_a_smaller_error_of_the_sums(count: int, rounds: int
     rng = np.random.default_rng(0)
     series = special.binom(2 * np.arange(count), np.arange(count)) / 4.0 ** np.arange(count)
     others = [series, np.ones(count), rng.random(count)]
-    others += [c + size * rng.standard_normal(count) for size in (1e-3, 1e-2, 0.1) for _ in range(9)]
+    others += [
+        c + size * rng.standard_normal(count) for size in (1e-3, 1e-2, 0.1) for _ in range(9)
+    ]
     for other in others:
         scaled = Bands(tuple(other / np.linalg.norm(other)))
         assert error_of_sums(scaled, rounds) >= least * (1 - 1e-6)

@@ -79,7 +79,7 @@ class Bands:
 
     @classmethod
     def optimized(cls, count: int, rounds: int) -> Bands:
-        """Returns the bands at a norm of 1 whose sums of releases have the least mean squared error.
+        """Returns the bands of norm 1 whose sums of releases have the least mean squared error.
 
         Args:
             count: b, at least 1.
@@ -120,14 +120,13 @@ class Bands:
         return float(np.linalg.norm(lfilter([1.0], self.coefficients, impulse)))
 
 
-def _error_of_sums(
-    ratios: NDArray[np.float64], rounds: int
-) -> tuple[float, NDArray[np.float64]]:
+def _error_of_sums(ratios: NDArray[np.float64], rounds: int) -> tuple[float, NDArray[np.float64]]:
     """Returns the logarithm of the squared error of the sums of all rounds so far, added up over
     the rounds, at bands of norm 1; and its gradient by the ratios.
 
-    The noise of the sum of the rounds up to t is a_t z_0 + a_{t-1} z_1 + ... + a_0 z_t, where a(x) =
-    1 / ((1 - x) c(x)). So a_t^2 is in the errors of T - t sums, and da(x) / dc_j = -x^j a(x) / c(x).
+    The noise of the sum of the rounds up to t is a_t z_0 + a_{t-1} z_1 + ... + a_0 z_t, where
+    a(x) = 1 / ((1 - x) c(x)). So a_t^2 is in the errors of T - t sums, and
+    da(x) / dc_j = -x^j a(x) / c(x).
 
     Args:
         ratios: (b - 1,), c_j / c_{j-1}; c_0 is 1 before the norm is taken.
