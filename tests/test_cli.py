@@ -30,13 +30,13 @@ from omegaconf import OmegaConf
 from fedmtl import cli
 from fedmtl._files import write_bytes
 from fedmtl.cli.build import build, settings
-from fedmtl.cli.config import compose, resolve
+from fedmtl.cli.config import combinations, compose, resolve
 from fedmtl.cli.defaults import load
 from fedmtl.cli.names import EXTRA, choices
 from fedmtl.cli.process import Process
 from fedmtl.cli.run import train_one, unlike
 from fedmtl.cli.stored import with_absolute_paths, write_config
-from fedmtl.cli.typed import combinations, read
+from fedmtl.cli.typed import read
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
 from fedmtl.trainer.settings import Settings

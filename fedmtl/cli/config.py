@@ -6,21 +6,51 @@ objects."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import ConfigError, first_line
 from .arguments import arguments_of
-from .defaults import initialized, load, register
+from .defaults import VERSION, load, register
+from .names import EXTRA, TRUST
+from .received import HYDRA
 from .refusals import dotted, refusals
 from .typed import Typed, read
 
 Config = dict[str, Any]
+FOLDERS = {"run": "hydra.run.dir", "sweep": "hydra.sweep.dir"}
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
+
+
+@contextmanager
+def composing(typed: Typed) -> Iterator[Hydra]:
+    """Lets Hydra, which it yields, compose the files of :mod:`fedmtl.cli.defaults` in this block.
+
+    Args:
+        typed: the settings that it composes, by which it is named what it refuses.
+
+    Raises:
+        ConfigError: what Hydra cannot read or compose.
+    """
+    register()
+    # The module holds Hydra's own files, which are searched anyhow. Without one Hydra looks for a
+    # folder beside the caller, and reads the source of every caller of the caller for it.
+    module = hydra.initialize_config_module("hydra.conf", job_name="fedmtl", version_base=VERSION)
+    with refusals(typed), module:
+        app = GlobalHydra.instance().hydra
+        assert app is not None
+        yield app
 
 
 def compose(words: Sequence[str], name: str = "config") -> DictConfig:
@@ -33,14 +63,68 @@ def compose(words: Sequence[str], name: str = "config") -> DictConfig:
     Raises:
         ConfigError: Hydra cannot read or compose them.
     """
-    return composed(read(words), name)
+    typed = read(words)
+    with composing(typed):
+        return without_leftovers(hydra.compose(name, overrides=list(words)), typed)
 
 
-def composed(typed: Typed, name: str) -> DictConfig:
-    """Returns the composed configuration of settings that are read, see :func:`compose`."""
-    register()
-    with refusals(typed), initialized():
-        return without_leftovers(hydra.compose(name, overrides=list(typed.words)), typed)
+def combinations(typed: Typed) -> list[list[str]]:
+    """Returns the words of each run of a sweep, in Hydra's order.
+
+    Raises:
+        ConfigError: an interval, which has no list of values.
+    """
+    with composing(typed) as app:
+        # which finds the options of a glob(*)
+        parser = OverridesParser.create(app.config_loader)
+        (runs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(typed.words)), None)
+    return [list(run) for run in runs]
+
+
+def course(typed: Typed, name: str, *, multirun: bool) -> tuple[bool, Path | None]:
+    """Returns True for a sweep, and the folder that the user has chosen, None for a new one.
+
+    A setting, or a file of the user's, chooses Hydra's mode of a sweep, ``hydra.mode: MULTIRUN``,
+    as ``-m`` does. A file that is trusted also chooses a folder.
+
+    Args:
+        typed: the settings.
+        name: of the primary configuration file.
+        multirun: True with ``-m``.
+
+    Raises:
+        ConfigError: Hydra cannot compose the configuration of a sweep or of its folder.
+    """
+    of_hydra = {key for key in typed.values if re.split("[./]", key)[0] == HYDRA}
+    own = None
+    # no file of the package chooses a mode, and to compose them takes time
+    if EXTRA.get() is not None or of_hydra - set(FOLDERS.values()):
+        own = _of_hydra(typed, name)
+        multirun = multirun or own["mode"] == RunMode.MULTIRUN
+    kind = "run"
+    if multirun:
+        kind = "sweep"
+    chosen = typed.single.values.get(FOLDERS[kind])
+    if chosen is None and own is not None and HYDRA in TRUST.get():
+        chosen = own[kind]["dir"]
+        if chosen == _of_hydra(read(()), "config")[kind]["dir"]:
+            chosen = None
+    if chosen is None:
+        return multirun, None
+    return multirun, Path(str(chosen))
+
+
+def _of_hydra(typed: Typed, name: str) -> Config:
+    """Returns Hydra's own settings, with their references, of a command that may be a sweep."""
+    with composing(typed) as app:
+        composed = app.compose_config(
+            name,
+            list(typed.words),
+            run_mode=RunMode.MULTIRUN,
+            validate_sweep_overrides=False,
+        )
+        settings: Any = OmegaConf.to_container(composed[HYDRA], resolve=False)
+    return dict(settings)
 
 
 def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:

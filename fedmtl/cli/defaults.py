@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
@@ -86,15 +85,6 @@ def register() -> None:
     """Registers both with Hydra."""
     Plugins.instance().register(Defaults)
     Plugins.instance().register(Folders)
-
-
-def initialized() -> hydra.initialize_config_module:
-    """Returns the block in which Hydra composes, over the folders of :class:`Folders`.
-
-    The module that it names holds Hydra's own files, which are searched anyhow. Without one Hydra
-    looks for a folder beside the caller, and reads the source of every caller of the caller for it.
-    """
-    return hydra.initialize_config_module("hydra.conf", job_name="fedmtl", version_base=VERSION)
 
 
 def load(group: str, option: str) -> DictConfig:

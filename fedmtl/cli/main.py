@@ -54,7 +54,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,9 +118,7 @@ def _run(words: list[str], process: Process) -> int:
                     "groups, such as mine/algorithm/."
                 )
             EXTRA.set(options.config_dir)
-            words = understood(words)
-            process.ranks = _launched(words)
-            process.codes.append(_dispatch(words, process))
+            process.codes.append(_dispatch(understood(words), process))
         if process.ranks is not None:
             process.ranks.leave()
         return max(process.codes)
@@ -146,45 +143,15 @@ def _import(modules: Sequence[str]) -> None:
             ) from error
 
 
-def _launched(words: list[str]) -> Ranks | None:
-    """The ranks that torchrun started, or those of the process group of the program that calls the
-    command; None, without importing PyTorch, for a single process.
-
-    Raises:
-        ConfigError: several, for a command that runs in one process.
-    """
-    size = os.environ.get("WORLD_SIZE", "1")
-    command = next((word for word in words if word in _COMMANDS), "resume")
-    if size == "1" and not (command == "resume" and _in_a_group()):
-        return None
-    if command != "resume":
-        # one process says why, and the others leave without a word
-        if os.environ.get("RANK", "0") != "0":
-            raise SystemExit(REFUSED)
-        raise ConfigError(
-            f"{command} runs in one process, and {size} were started; start it without torchrun."
-        )
-    from ..ranks import Ranks
-
-    return Ranks.of_launch()
-
-
-def _in_a_group() -> bool:
-    """Returns True if the program that calls the command has made a process group of several
-    processes."""
-    # a program that has made one has imported it
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available():
-        return False
-    return distributed.is_initialized() and distributed.get_world_size() > 1
-
-
 def _dispatch(words: list[str], process: Process) -> int:
+    """Runs the command that the first word names, a training if it is a setting, and returns its
+    exit code."""
     first = ""
     if words:
         first = words[0]
-    commands = _COMMANDS | {"resume": partial(resume, process=process)}
-    if first == "help" or ({"-h", "--help"} & set(words) and first not in commands):
+    if first == "help" or (
+        {"-h", "--help"} & set(words) and first != "resume" and first not in _COMMANDS
+    ):
         show(help_text())
         return 0
     if first == "--version":
@@ -192,12 +159,53 @@ def _dispatch(words: list[str], process: Process) -> int:
         return 0
     # settings without a command are those of a training, as Hydra has them
     if not first or "=" in first or first[0] in "-~+":
+        process.ranks = _launched()
         return train(words, process)
-    if first in commands:
-        return commands[first](words[1:])
-    close = difflib.get_close_matches(first, commands, n=1)
-    accepted = [*commands, "or settings written KEY=VALUE"]
+    if first == "resume":
+        process.ranks = _launched()
+        return resume(words[1:], process)
+    if first in _COMMANDS:
+        _refuse_launch(first)
+        return _COMMANDS[first](words[1:])
+    names = [*_COMMANDS, "resume"]
+    close = difflib.get_close_matches(first, names, n=1)
+    accepted = [*names, "or settings written KEY=VALUE"]
     raise unknown(accepted, close, f"unknown command {first!r}", "fedmtl --help")
+
+
+def _refuse_launch(command: str) -> None:
+    """Refuses to be one of several processes.
+
+    Raises:
+        ConfigError: several were started; at all but one of them SystemExit.
+    """
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size == "1":
+        return
+    # one process says why, and the others leave without a word
+    if os.environ.get("RANK", "0") != "0":
+        raise SystemExit(REFUSED)
+    raise ConfigError(
+        f"{command} runs in one process, and {size} were started; start it without torchrun."
+    )
+
+
+def _launched() -> Ranks | None:
+    """The ranks that torchrun started, or those of the process group of the program that calls the
+    command; None, without importing PyTorch, for a single process."""
+    # a program that has made a group has imported it
+    distributed = sys.modules.get("torch.distributed")
+    in_a_group = (
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+    if os.environ.get("WORLD_SIZE", "1") == "1" and not in_a_group:
+        return None
+    from ..ranks import Ranks
+
+    return Ranks.of_launch()
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -4,7 +4,7 @@ code."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +60,12 @@ class Process:
         if self.ranks is None:
             return nullcontext()
         return self.ranks.agree()
+
+    def shared(self, make: Callable[[], str]) -> str:
+        """Returns the value of ``make`` at the first rank."""
+        if self.ranks is None:
+            return make()
+        return self.ranks.share(make)
 
     @contextmanager
     def claimed(self, folder: Path, *, resume: bool = False) -> Iterator[None]:

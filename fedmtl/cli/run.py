@@ -5,7 +5,6 @@ one line."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -25,7 +24,16 @@ from ..errors import FedmtlError
 from ..report import CHOICE_NOT_COVERED
 from . import build
 from .around import noted, printed_log, resumable
-from .config import Config, compose, composed, printed, resolve, without_leftovers
+from .config import (
+    FOLDERS,
+    Config,
+    combinations,
+    compose,
+    course,
+    printed,
+    resolve,
+    without_leftovers,
+)
 from .defaults import VERSION, register
 from .folders import claimed_sweep, new_folder, no_folder, short
 from .job import Job
@@ -34,7 +42,7 @@ from .parsers import hydra_options
 from .process import Process
 from .refusals import refusals
 from .stored import check_logger, write_config
-from .typed import Typed, chosen_folder, combinations, differing, read, sweeps
+from .typed import Typed, differing, read
 
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport
@@ -48,37 +56,30 @@ def train(words: list[str], process: Process) -> int:
     """
     options = hydra_options(words)
     typed = read(options.overrides)
-    # Hydra reads no option behind a setting
-    first = [word for word in words if word not in typed.words]
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
-    options.multirun = options.multirun or (not shows and sweeps(typed, options.config_name))
-    if options.cfg == "job" and not options.multirun:
-        return _print_config(typed, options, process)
+    multirun: bool = options.multirun
+    folder = None
     with process.agree():
-        jobs = _checked_jobs(typed, options, process)
-
-    def task(config: Any) -> float | None:
-        return jobs.train(config)
-
+        if not shows:
+            multirun, folder = course(typed, options.config_name, multirun=multirun)
+        elif options.cfg == "job" and not multirun:
+            config = compose(typed.words, options.config_name)
+            if process.writes:
+                text = printed(config, options.package, resolve=options.resolve)
+                show(text.removesuffix("\n"))
+            return 0
+        jobs = _checked_jobs(typed, options.config_name, process, multirun=multirun)
     with ExitStack() as stack:
         place: list[str] = []
         if shows:
             stack.enter_context(process.agree())
         else:
-            place = stack.enter_context(_placed(typed, options, process))
-        _hydra([*first, *typed.words, *place], task, typed)
-    if options.multirun:
+            place = stack.enter_context(_placed(folder, process, multirun=multirun))
+        # Hydra reads no option behind a setting
+        first = [word for word in words if word not in typed.words]
+        _hydra([*first, *typed.words, *place], jobs.train, typed)
+    if multirun:
         return end_of_sweep(process)
-    return 0
-
-
-def _print_config(typed: Typed, options: argparse.Namespace, process: Process) -> int:
-    """Prints the configuration of ``--cfg job``, and returns 0."""
-    with process.agree():
-        config = composed(typed, options.config_name)
-        text = printed(config, options.package, resolve=options.resolve)
-    if process.writes:
-        show(text.removesuffix("\n"))
     return 0
 
 
@@ -148,60 +149,57 @@ class _Jobs:
                 write_config(place.root, of_task, self.configs[number])
 
 
-def _checked_jobs(typed: Typed, options: argparse.Namespace, process: Process) -> _Jobs:
-    """Returns the runs of a command, each of which is checked before any is trained: a fault in the
-    last run of a sweep is not found after hours.
+def _checked_jobs(typed: Typed, name: str, process: Process, *, multirun: bool) -> _Jobs:
+    """Returns the runs of a command. Those of a sweep are checked before any is trained: a fault in
+    the last one is not found after hours.
+
+    Args:
+        typed: the settings.
+        name: of the primary configuration file.
+        process: of the command.
+        multirun: True if Hydra sweeps.
 
     Raises:
         FedmtlError: the first impossible setting.
     """
     runs: list[list[str]] = []
-    by_plugin = "hydra/sweeper" in typed.values
-    if options.multirun and not by_plugin:
+    # a sweeper of a plugin chooses its own runs
+    if multirun and "hydra/sweeper" not in typed.values:
         runs = combinations(typed)
-    configs = [resolve(compose(run, options.config_name)) for run in runs]
+    configs = [resolve(compose(run, name)) for run in runs]
     for config in configs:
         build.settings(config)
         check_logger(config, Path(), typed)
     warning = unlike(configs)
     if process.writes and warning:
         say(warning)
-    if process.ranks is not None and not options.multirun:
+    if process.ranks is not None and not multirun:
         # here, so that all ranks refuse the same settings, in one line
-        composed(typed, options.config_name)
-    return _Jobs(typed, options.multirun, runs, configs, process)
+        compose(typed.words, name)
+    return _Jobs(typed, multirun, runs, configs, process)
 
 
 @contextmanager
-def _placed(typed: Typed, options: argparse.Namespace, process: Process) -> Iterator[list[str]]:
+def _placed(place: Path | None, process: Process, *, multirun: bool) -> Iterator[list[str]]:
     """Yields the setting of a new folder for a command, the same for all ranks; none if one is
-    chosen. A sweep holds its folder."""
-    key = "hydra.run.dir"
-    kind = "outputs"
-    if options.multirun:
-        key = "hydra.sweep.dir"
-        kind = "multirun"
+    chosen, ``place``. A sweep holds its folder."""
     words: list[str] = []
     with ExitStack() as stack:
-        with process.agree():
-            place = chosen_folder(typed, options.config_name, key)
         if place is None:
-            folder = _shared(process, lambda: str(stack.enter_context(new_folder(kind))))
+            kind = "outputs"
+            key = FOLDERS["run"]
+            if multirun:
+                kind = "multirun"
+                key = FOLDERS["sweep"]
+            folder = process.shared(lambda: str(stack.enter_context(new_folder(kind))))
             place = Path(folder)
             words = [f"{key}={folder}"]
         # else Hydra makes the name, and only the runs hold their folders
         known = "${" not in str(place)
         with process.agree():
-            if options.multirun and process.writes and known:
+            if multirun and process.writes and known:
                 stack.enter_context(claimed_sweep(place))
         yield words
-
-
-def _shared(process: Process, make: Callable[[], str]) -> str:
-    """Returns the value of ``make`` at the first rank."""
-    if process.ranks is None:
-        return make()
-    return process.ranks.share(make)
 
 
 def _hydra(words: list[str], task: Callable[[Any], float | None], typed: Typed) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 from ..errors import ConfigError
 from . import build
 from .around import printed_log, resumable
-from .config import Config, compose, resolve
+from .config import Config, combinations, compose, resolve
 from .folders import new_folder
 from .output import show
 from .parsers import command_parser
 from .process import Process
 from .run import print_saved
 from .stored import write_config
-from .typed import combinations, differing, read
+from .typed import differing, read
 
 
 def search(words: list[str]) -> int:

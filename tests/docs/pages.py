@@ -24,9 +24,9 @@ from omegaconf import OmegaConf
 from torch.distributed.run import main as torchrun
 
 from fedmtl import cli
-from fedmtl.cli.config import compose
+from fedmtl.cli.config import combinations, compose
 from fedmtl.cli.names import EXTRA, TRUST
-from fedmtl.cli.typed import combinations, read
+from fedmtl.cli.typed import read
 from tests import copies
 
 ROOT = Path(__file__).parents[2]
