@@ -1,5 +1,5 @@
-"""The account of a run: what has been charged, what that costs, and whether the next step still
-fits.
+"""The account of a run: the charges so far, their privacy cost, and the check that the next step
+fits the budget.
 
 Without caps there is one account, which is charged for every step. With caps every client has an
 account of its own, which is charged for the steps in which it takes part, with a hard cap on their
@@ -26,7 +26,8 @@ class PrivacyAccountant:
     Args:
         clients: n, the population.
         steps: planned number of steps.
-        costs: what uses cost, or None if nothing is noised (epsilon is then infinite).
+        costs: the privacy cost of the uses, or None if nothing is noised (epsilon is then
+            infinite).
         budget: epsilon that ends the run, or None.
         caps: (n,) int64, the most participations of each client, if these are counted, and
             charged if there is a ledger; None: everybody is charged for every step.
@@ -67,7 +68,7 @@ class PrivacyAccountant:
         if ledger is not None and self.by_client:
             self.participations[0] = ledger.uses()
 
-    # What has been charged
+    # The charges
 
     @property
     def delta(self) -> float | None:
@@ -94,24 +95,24 @@ class PrivacyAccountant:
 
     @property
     def spent(self) -> np.ndarray:
-        """Returns (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has
-        not reached again; everything planned, if the rest is charged."""
+        """Returns (R, m) int64 as :attr:`uses`, with the charges of earlier sessions for steps that
+        this one has not reached again; all planned uses, if the rest is charged."""
         if self.ledger is None:
             return self.uses
         if self.caps is not None:
             if self.remaining_charged:
                 return np.broadcast_to(self.caps, self.participations.shape)
-            # What a crashed session charged stays charged, even if this one stops earlier.
+            # The charges of a crashed session stay, even if this one stops earlier.
             by_client: np.ndarray = np.maximum(self.participations, self.ledger.uses())
             return by_client
         spent = max(self.ledger.charged, self.steps_charged, self.ledger.remaining or 0)
         return np.full((len(self.participations), 1), spent)
 
-    # What that costs
+    # Their privacy cost
 
     def epsilons(self, *, spent: bool = False) -> np.ndarray:
-        """Returns (R, m) float64 epsilon of every account after its uses, or after all that is
-        ``spent``.
+        """Returns (R, m) float64 epsilon of every account after its :attr:`uses`; with ``spent``,
+        and after an early stop, after its :attr:`spent` uses.
 
         Infinite without noise or if the accounting is refuted, 0 if nothing was charged.
         """
@@ -169,7 +170,7 @@ class PrivacyAccountant:
 
         Args:
             first: number of the first step; no step is charged twice in a session.
-            members: (R, S, k) int64, who takes part in each step; -1 is no client.
+            members: (R, S, k) int64, the participants of each step; -1 is no client.
 
         Returns:
             (R, S, k) int64: in how many steps that client took part before, 0 for -1; None if
@@ -208,7 +209,7 @@ class PrivacyAccountant:
 
     def charge_remaining(self, done: int) -> None:
         """Charges everything that was planned. Called on early stopping after ``done`` steps, which
-        depends on what was released.
+        depends on the releases.
 
         Stopping is then post-processing of the whole run; the epsilon of the steps made would be
         wrong, since whether it is read at all depends on the data.
@@ -218,7 +219,7 @@ class PrivacyAccountant:
         charged = self.steps_charged
         if not self.by_client:
             charged += max(0, self._room(charged, max(0, self._steps - done)))
-        # what a crash lost is charged beside it
+        # steps that a crash lost are charged beside it
         if self.ledger.remaining is None or charged > self.ledger.remaining:
             self.ledger.charge_remaining(charged)
 

@@ -37,7 +37,7 @@ class Window:
         answering: (S, R) bool, True if it is a client.
         groups: of each activation, the clients that release something in ascending order, with the
             replicates of each, int64 (k,).
-        divisors: (S, R, 1) what sums are divided by.
+        divisors: (S, R, 1) the public divisors of the sums.
         scales: (S, R) scale of the noise on a sum; 0 if no client acts.
         noise_std: (S, R) standard deviation of the noise on a coordinate of a released mean.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
@@ -68,8 +68,8 @@ class Activations(Channel):
         notes: of parts that no epsilon covers.
 
     Attributes:
-        records: what the clients release.
-        schedule: one phrase on who acts when, which is public.
+        records: the releases of the clients.
+        schedule: one phrase on the law of the activations, which are public.
 
     Example:
         >>> import numpy as np
@@ -201,11 +201,11 @@ class Activations(Channel):
         return window.groups[start]
 
     def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
-        """Returns the records of a client that take part in its next release, for what it computes
-        from them by itself; they are secret.
+        """Returns the records of a client that take part in its next release, for the client's own
+        computation; they are secret.
 
         Args:
-            client: who acts next.
+            client: the one that acts next.
             runs: (k,) int64, in these replicates.
 
         Returns:

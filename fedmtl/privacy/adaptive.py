@@ -44,7 +44,8 @@ class AdaptiveClip:
         return self._norms
 
     def follow(self, release: Release, fraction: Tensor) -> None:
-        """Takes what a :class:`CountBelowNorm` released, from which the next clip norm follows."""
+        """Takes the released value of a :class:`CountBelowNorm`, from which the next clip norm
+        follows."""
         self._next[release.name] = self.settings.updated_norm(
             release.bound, float(fraction) + COUNT_BOUND
         )

@@ -1,5 +1,5 @@
-"""Binding: the releases of an algorithm with the clip and the noise that settings ask for, and what
-a step of them costs."""
+"""Binding: the releases of an algorithm with the clip and the noise of the settings, and the
+privacy cost of a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step_cost(
 
     Args:
         plans: at least one.
-        sampler: who takes part.
+        sampler: the law of the cohorts.
         privacy: settings with noise.
         delta: of every epsilon.
         max_steps: the largest number of steps; None without a limit.
@@ -81,7 +81,8 @@ def bind_releases(
     bands: Bands | None = None,
 ) -> dict[str, Release]:
     """Returns the typed releases of an algorithm, by name: without ``privacy`` with neither clip
-    nor noise; with a :class:`QuantileClip`, with what the count leaves of the noise."""
+    nor noise; with a :class:`QuantileClip`, with the part of the noise budget that the count
+    leaves."""
     options: dict[str, Any] = {}
     releases = {}
     for plan in plans:
@@ -90,8 +91,7 @@ def bind_releases(
             own = multiplier
             if multiplier and isinstance(privacy.clip_norm, QuantileClip):
                 relation = plan.relation_of_rows(sampler.relation)
-                # The count takes part of the noise budget of its step, and the rows get what is
-                # left.
+                # The count takes part of the noise budget of its step, and the rows get the rest.
                 own = split_multiplier(
                     multiplier, privacy.clip_norm.count_multiplier(sampler.denominator, relation)
                 )

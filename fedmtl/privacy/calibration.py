@@ -25,8 +25,8 @@ class Calibration:
         caps: int64 (n,), the most uses of each client, if clients have accounts of their own;
             else None.
         costs: of the uses; None if nothing is noised.
-        facts: what the header of the ledger has beside the settings and the costs.
-        sampler: who takes part in rounds; None for clients that act one at a time.
+        facts: the values of the ledger's header beside the settings and the costs.
+        sampler: the law of the cohorts; None for clients that act one at a time.
         releases: of rows of clients, by name.
         rows: the noise that clients add to their own rows, by release.
         gradients: the release of gradients of single records; None without one.

@@ -7,8 +7,8 @@ suffix ``.head``, is overwritten with the number of lines and the head after eve
 reached the disk: a chain from which whole lines at the end are missing is behind its head file. A
 line that was torn by a crash was never flushed; it is dropped.
 
-A person who can write both files can rewrite both, undetected. The head that a checkpoint or a
-published report has kept is then what is left to compare with.
+A person who can write both files can rewrite both, undetected. Only the head in a checkpoint or in
+a published report then tells them from the old ones.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Chain:
     Attributes:
         lines: the objects.
         digests: SHA-256 of each line, hexadecimal.
-        size: number of bytes that they take; what comes after them is a torn line.
+        size: number of bytes that they take; bytes after them are a torn line.
     """
 
     lines: list[dict[str, Any]]

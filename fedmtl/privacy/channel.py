@@ -40,7 +40,7 @@ class Channel(ABC):
         replicates: R, the replicates that are released at once.
         ledger_name: of the ledger, for the report.
         notes: of parts that no epsilon covers.
-        records: what clients release of their own records, if the unit is one record; else None.
+        records: the releases of the clients' own records, if the unit is one record; else None.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FullParticipation
@@ -76,7 +76,7 @@ class Channel(ABC):
         self.notes = notes
         self.records: Records | None = None
 
-    # What it is
+    # The mechanism
 
     @property
     def source(self) -> NoiseSource:
@@ -160,7 +160,7 @@ class Channel(ABC):
             (R,) float64, of each replicate; 0 without noise, and if no client acted.
         """
 
-    # What it costs
+    # The privacy cost
 
     @property
     def delta(self) -> float | None:

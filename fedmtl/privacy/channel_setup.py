@@ -71,7 +71,7 @@ def open_channel(
         ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written if
             nothing is charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
-        notes: what the data's own preparation leaves outside of every epsilon; for the report.
+        notes: the parts of the data's preparation that no epsilon covers; for the report.
         replicates: R replicates, each with its own noise, released at once: simulations in memory.
             In rounds, everybody takes part in every step. An epsilon is that of one of them.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the

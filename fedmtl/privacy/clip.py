@@ -9,7 +9,7 @@ Sensitivity. Write t(v) for the truncated vector: abs(t(v)_j) <= abs(v_j) for ev
 ||t(v)|| <= ||v|| <= C in the L1 and in the L2 norm, C being the bound of the clip. As the sum is
 exact, neighbours that differ in one row v move it by t(v) itself if the row is added, removed or
 replaced by zero, so by at most C; and by t(v) - t(v') if another row replaces it, by at most
-||t(v)|| + ||t(v')|| <= 2 C. Both are what the clip gives without truncation, and there is no
+||t(v)|| + ||t(v')|| <= 2 C. Both are the bounds of the clip without truncation, and there is no
 further term. (Rounding to the nearest multiple would have one: it can make a row longer than C.)
 """
 
@@ -121,8 +121,8 @@ def _without_lost_digits(factors: Tensor, norms: Tensor) -> Tensor:
 
 
 def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
-    """Returns every row clipped, in its dtype: what a client that keeps an account of what it sent
-    must add.
+    """Returns every row clipped, in its dtype: the row that a client adds to its own sum of sent
+    messages.
 
     Rows that are cut end a further 2**-22 below the limit, so that a float32 result is not cut
     again.
@@ -259,8 +259,8 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tenso
 
 
 def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float) -> Tensor:
-    """:func:`whole_cells` of long rows on the CPU, one after another: what is made of a row stays
-    in the cache."""
+    """Returns :func:`whole_cells` of long rows on the CPU, one after another, so that the parts of
+    a row stay in the cache."""
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64)
     wide = torch.empty_like(cells)
     for row in rows.unbind(0):

@@ -1,10 +1,10 @@
 """Privacy cost: epsilon of the uses of an account at a noise multiplier, and the multiplier that a
 budget affords.
 
-A use is a round, or what a client does when it takes part: an activation, or all its local steps.
-Everything that is said about epsilon (calibration, the budget of a run, its report, its ledger, a
-search and the audit) is composed from a :class:`PrivacyCost`, which is plain data and stands as
-JSON in the header of the ledger.
+A use is a round, or one participation of a client: an activation, or all its local steps. Every
+statement on epsilon (calibration, the budget of a run, its report, its ledger, a search and the
+audit) is composed from a :class:`PrivacyCost`, which is plain data and stands as JSON in the header
+of the ledger.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _multiplier(cost: PrivacyCost, budget: float, uses: int) -> float:
         return cost.epsilon(uses, multiplier, coarsen=coarsen)
 
     return smallest_multiplier(
-        spent, target=budget, delta=cost.delta, what=f"{uses * cost.sums} steps"
+        spent, target=budget, delta=cost.delta, uses=f"{uses * cost.sums} steps"
     )
 
 

@@ -158,7 +158,7 @@ class LocalSteps:
         return sums
 
     def check_sums(self, rows: Tensor, clients: Tensor) -> None:
-        """Refuses rows for a secure sum that are not what :meth:`grid_sums` returned in this round.
+        """Refuses rows for a secure sum that :meth:`grid_sums` has not returned in this round.
 
         A record moves such a sum by the clip norm at most, and twice the sum by twice as much.
 

@@ -1,4 +1,4 @@
-"""The events of ``dp_accounting``: what a release does, for accountants.
+"""The events of ``dp_accounting``, the description of a release for accountants.
 
 That package imports all its accountants and, for these, ``scipy.stats`` and ``scipy.signal``, half
 a second of which a run whose noise is accounted by :mod:`.accounting.pld` uses nothing. Its module

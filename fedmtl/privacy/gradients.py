@@ -44,7 +44,7 @@ class PublishedClaim:
     Attributes:
         claim: from a client's noise multiplier to the epsilon that is claimed of one activation.
         why_invalid: why it does not hold, in words.
-        norm: in which the records' gradients are clipped there; None: that which the law of the
+        norm: in which the records' gradients are clipped there; None: the one that the law of the
             noise needs.
 
     Example:
@@ -77,8 +77,8 @@ class GradientPlan:
             are of none.
         rate: q in (0, 1], one for all or (n,): a record takes part in a release with that
             probability, by secret coins of its own; sums are divided by q n_i.
-        at_cap: what an activation of a client at its cap is: ``"stop"``: the end of the run;
-            ``"silent"``: one that releases nothing and costs nothing.
+        at_cap: the effect of an activation of a client at its cap: ``"stop"``, the end of the run;
+            ``"silent"``, no release and no cost.
         allocation: (caps[i],) public positive weights of the first, second, ... activation of
             client i, of any mean.
         published: an accounting that a paper claims and that does not hold. The caps and the
@@ -144,7 +144,7 @@ class GradientPlan:
             raise ConfigError(
                 f"keys must be {n:,} numbers, all different, one a client: they address the noise."
             )
-        _ = self.rates  # refuses what is none
+        _ = self.rates  # refuses a rate outside of its range
         if (self.local_steps % self.trainings != 0).any():
             raise PrivacyError(
                 f"{self.trainings} trainings cannot share the local steps of a "
@@ -182,10 +182,10 @@ class GradientPlan:
             raise PrivacyError(
                 "Clients that act one at a time need GradientPlan(caps=...), the most uses of each."
             )
-        what = "clients that act one at a time"
+        kind = "clients that act one at a time"
         unused = ["batch_size", "steps"]
         if clients is not None:
-            what = "rounds"
+            kind = "rounds"
             unused = ["caps", "allocation", "published"]
             if clients != len(self.ids):
                 raise PrivacyError(
@@ -194,7 +194,7 @@ class GradientPlan:
         for name in unused:
             if getattr(self, name) is not None:
                 raise PrivacyError(
-                    f"GradientPlan({name}=...) is not for {what}, whose releases do not follow it; "
+                    f"GradientPlan({name}=...) is not for {kind}, whose releases do not follow it; "
                     "leave it out."
                 )
 
@@ -307,7 +307,7 @@ def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
     return entries.astype(np.int64)
 
 
-# What the releases cost
+# The privacy cost of the releases
 
 
 def record_costs(

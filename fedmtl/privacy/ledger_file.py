@@ -29,7 +29,7 @@ class LedgerFile:
     Attributes:
         before: the lines that were there.
         head: number of lines and hash of the last one, of this session's too.
-        failed: True if a line could not be written: what the file has of it is not known.
+        failed: True if a line could not be written: the file may have none of it, a part, or all.
         first: hash of the first line; None of an empty file.
 
     Raises:

@@ -123,8 +123,8 @@ class ClippedSum:
     :class:`~fedmtl.privacy.GaussianNoise` this is the Gaussian mechanism.
 
     A mechanism serves all rounds of a run in which its release is the same. Independent noise has
-    no state. Correlated noise of a secure source does: what earlier rounds drew is part of the
-    noise of the next ones, and cannot be drawn again.
+    no state. Correlated noise of a secure source does: the numbers that earlier rounds drew are
+    part of the noise of the next ones, and cannot be drawn again.
 
     Args:
         release: with its clip norm and its noise.
@@ -137,7 +137,7 @@ class ClippedSum:
         size: number of noised coordinates.
         denominator: m.
         sensitivity: at which independent noise is drawn; see :attr:`Release.independent`.
-        contribution_bound: on what one client adds to the sum, at which that noise is drawn.
+        contribution_bound: bound on the addend of one client, at which that noise is drawn.
         width: of the grid on which sums of clipped rows are exact; None without a clip.
 
     Example:
@@ -263,7 +263,7 @@ class ClippedSum:
             noise, width = self._correlated.at(step)
         value = noised(total, noise, width) / self.denominator
         if width is not None:
-            # The value is the caller's, who may write into it.
+            # The value is the caller's, which may write into it.
             self.on_grid = GridValue(step, value.clone(), width, self.denominator)
         return value
 

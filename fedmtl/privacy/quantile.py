@@ -102,8 +102,8 @@ def count_sensitivity(relation: Relation) -> float:
 
 
 def count_rows(norms: Tensor, norm: float) -> Tensor:
-    """Returns ``b_k - 1/2`` with ``b_k = 1`` if the norm is at most C: what a client adds to the
-    count.
+    """Returns the addends of the clients to the count, ``b_k - 1/2`` with ``b_k = 1`` if the norm
+    is at most C, else 0.
 
     Args:
         norms: (k,) float norms of updates before clipping; one that is not finite counts as above

@@ -1,10 +1,10 @@
 """Receipts: proofs that releases are charged, each of which pays for its releases once.
 
-A ledger is charged by the round, or by the block of activations. The receipt of a charge says what
-it covers: :class:`Receipt` the sums over the rows of a round's cohort, :class:`LocalReceipt` the
-local steps of its clients, :class:`BlockReceipt` the activations of a block. A mechanism spends its
-receipt before a value has noise. A caller who means to can build a receipt, as any object of
-Python: receipts guard against mistakes, and the audit against a broken channel.
+A ledger is charged by the round, or by the block of activations. The receipt of a charge covers
+certain releases: :class:`Receipt` the sums over the rows of a round's cohort, :class:`LocalReceipt`
+the local steps of its clients, :class:`BlockReceipt` the activations of a block. A mechanism spends
+its receipt before a value has noise. A caller can forge a receipt, as any object of Python:
+receipts guard against mistakes, and the audit against a broken channel.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class LocalReceipt:
 
         Raises:
             PrivacyError: the round is over, or a client is named twice, or has made all the steps
-                that are charged; or what names it is no position of a client.
+                that are charged; or a value is no position of a client.
         """
         if self._over:
             raise PrivacyError(
@@ -198,7 +198,7 @@ class LocalReceipt:
         self._spent[clients] = steps + 1
 
     def end(self) -> None:
-        """Ends the round: what is left of the receipt pays for nothing."""
+        """Ends the round: the rest of the receipt pays for nothing."""
         self._over = True
 
 

@@ -42,7 +42,7 @@ def calibrate_records(
         settings: of all replicates, or of each.
         rows: releases of rows of clients, which are post-processing.
         plan: the release of gradients; None if there is none.
-        sampler: who takes part in the rounds; None for clients that act one at a time.
+        sampler: the law of the cohorts; None for clients that act one at a time.
         steps: number of rounds.
         sources: of the noise, R of them.
         prior: header of the ledger that is resumed: its noise multipliers are used as they stand.

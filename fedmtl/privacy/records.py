@@ -2,9 +2,9 @@
 
 Gradients of a client's records are multiples of its rows, of which the factors are enough, or any
 tensors. A sum is over all records of its client, or over a secret Poisson subset of them. The
-client and the number of its sums so far address the subset and the noise, whoever else takes part.
-That holds for clients that make the local steps of DP-SGD in rounds (:mod:`.dp_sgd`), and for
-those that act one at a time (:class:`~fedmtl.privacy.Activations`).
+client and the number of its sums so far address the subset and the noise, which do not depend on
+the other participants. That holds for clients that make the local steps of DP-SGD in rounds
+(:mod:`.dp_sgd`), and for those that act one at a time (:class:`~fedmtl.privacy.Activations`).
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Records:
         """Returns the records that take part in sums of one client; asked for again, the same ones.
 
         Args:
-            client: who acts.
+            client: the one that acts.
             numbers: (k,) int64 of the sums.
             replicates: (k,) int64.
 
@@ -281,7 +281,7 @@ class Records:
             :, 0
         ]
         drawn = torch.from_numpy(subsets)
-        # Padding: what is drawn of one client must fit beside the others in a stack.
+        # Padding: the drawn records of one client must fit beside those of the others in a stack.
         widest = int(subsets.sum(1).max(initial=1))
         # Drawn records come first, in their own order, whatever the width of the stack.
         order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :widest]

@@ -36,7 +36,7 @@ class ReleasePlan:
     Args:
         name: key of the release, unique within an algorithm, such as ``"update"``.
         dimension: length d of the row that each client contributes.
-        form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``,
+        form: the released sum over the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``,
             sum_k w_k w_k^T, (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
         from_training: True if the rows depend on private data only through ``Cohort.train``
             or ``Cohort.gradient_sums``; under
@@ -149,7 +149,7 @@ class Release(ReleasePlan):
     """One release of a noised, clipped sum over a cohort of clients, divided by a public constant.
 
     Attributes:
-        sampling: who takes part.
+        sampling: the law of the cohorts.
         unit: the protected unit. The row of a ``"client"`` is clipped here. If it is a
             ``"record"``, the row of a client is a sum of vectors of its records, each of which the
             client has clipped.
@@ -252,7 +252,7 @@ class Release(ReleasePlan):
         """
         if self.form == "vector":
             return self.contribution_bound * SHIFTS[self.relation]
-        # A Gaussian or an L2-Laplace law bounds the Frobenius norm of what a matrix moves by.
+        # A Gaussian or an L2-Laplace law needs a bound on the Frobenius norm of a matrix's change.
         norm: Literal["l1", "l2"] = "l2"
         if self.form == "diagonal" and self.noise is not None:
             norm = self.noise.norm

@@ -81,8 +81,8 @@ def check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> No
 class ReplicatedRounds(Rounds):
     """Rounds of R replicates in which everybody takes part.
 
-    Rows are (R, k, D), and what is released of them is (R, D), or (R, D, D) of matrices: replicate
-    r has the noise of its own source and of its own budget.
+    Rows are (R, k, D), and their releases (R, D), or (R, D, D) of matrices: replicate r has the
+    noise of its own source and of its own budget.
     """
 
     def total(self, name: str) -> RowTotal | None:
@@ -90,7 +90,7 @@ class ReplicatedRounds(Rounds):
         return None
 
     def noise_std(self, name: str) -> Tensor:
-        super().noise_std(name)  # refuses what has not begun
+        super().noise_std(name)  # refuses a round that has not begun
         mechanism = self._mechanisms[name]
         assert isinstance(mechanism, ReplicatedSum)
         each = [replicate.release.noise_std for replicate in mechanism.replicates]

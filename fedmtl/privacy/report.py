@@ -66,8 +66,8 @@ class PrivacyReport:
         sampler: the cohort's law, in words.
         records: the law of the records drawn by a client, in words; None if the unit is a
             client.
-        server: what clients' own noise on their rows guarantees against the server, or what a
-            secure sum shows it, in words; None if it is trusted.
+        server: the guarantee of clients' own noise on their rows against the server, or the sums
+            that a secure sum shows it, in words; None if it is trusted.
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics: how the figure and the noise were computed.
         ledger: the file of the charges.
@@ -75,7 +75,7 @@ class PrivacyReport:
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the
             run ended.
         remaining_charged: True if the run stopped early and is charged for all its planned steps.
-        interval: what an attack on canaries in this run has measured, see
+        interval: the measurements of an attack on canaries in this run, see
             :func:`fedmtl.audit.Interval.certificate`; None if there were none.
         search: of a private search, whose figures these are: its ``candidates``, ``mean`` and
             ``shape`` (``"inf"`` for Poisson) of the law of the number of repetitions, the ``score``
@@ -181,8 +181,8 @@ class PrivacyReport:
 
     @property
     def _standing(self) -> tuple[str, str, str]:
-        """Returns the headline, whether what was released may be published, and who must be
-        trusted, in words."""
+        """Returns the headline, the verdict on publishing the releases, and the trusted parties, in
+        words."""
         refused = "not private: epsilon = inf"
         kept = "not private, to be kept like private/"
         everybody = "everybody: no finite epsilon holds"
@@ -360,7 +360,7 @@ class SignalToNoise:
         noise_norm: expected L2 norm of the noise on a released mean, about std sqrt(D), the loudest
             release of a step.
         clip_norm: C, the most that the mean of a full cohort can amount to.
-        what: the kind of release.
+        kind: the kind of release.
         first: True if both are those of the first step, since the clip adapts, and the noise with
             it.
 
@@ -372,7 +372,7 @@ class SignalToNoise:
 
     noise_norm: float
     clip_norm: float
-    what: str = "mean"
+    kind: str = "mean"
     first: bool = False
 
     @property
@@ -393,6 +393,6 @@ class SignalToNoise:
     def text(self) -> str:
         """Returns one line."""
         return (
-            f"the noise on a released {self.what} has norm {self.noise_norm:.3g}, {self.ratio:.3g} "
+            f"the noise on a released {self.kind} has norm {self.noise_norm:.3g}, {self.ratio:.3g} "
             f"times the clip norm {self.clip_norm:g}{' of the first round' * self.first}"
         )

@@ -90,12 +90,12 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
         # of the mean gradient of all records that are drawn
         factor = release.denominator / (float(records.plan.rates[0]) * records.plan.records)
         norm = release.noise_std * factor * math.sqrt(release.size)
-        return SignalToNoise(norm, channel.bound, what="gradient")
+        return SignalToNoise(norm, channel.bound, kind="gradient")
     if channel.records is not None:
         size = channel.records.plan.dimension
         std = np.median(channel.costs.by_account[0] / channel.records.plan.expected)
         norm = float(std) * channel.records.law.std(channel.bound, size) * math.sqrt(size)
-        return SignalToNoise(norm, channel.bound, what="gradient")
+        return SignalToNoise(norm, channel.bound, kind="gradient")
     loudest = max(
         channel.releases.values(),
         key=lambda release: (
@@ -134,7 +134,8 @@ def _common_facts(channel: Rounds | Activations) -> dict[str, Any]:
 
 
 def _clipping_facts(channel: Channel) -> dict[str, Any]:
-    """Returns the observer that data are protected from, the clip, and what epsilon leaves out."""
+    """Returns the observer that data are protected from, the clip, and the parts outside of
+    epsilon."""
     if channel.privacy is None:
         return {"observer": "none", "clip_norm": None, "clipping": "none", "outside": ()}
     law = _law(channel)
@@ -309,8 +310,8 @@ def _record_facts(channel: Channel, records: Records) -> dict[str, Any]:
 
 
 def _clip_facts(channel: Channel, records: Records) -> dict[str, Any]:
-    """Returns the records that take part, their clip, and what epsilon leaves out, of a run with
-    privacy whose unit is a record."""
+    """Returns the records that take part, their clip, and the parts outside of epsilon, of a run
+    with privacy whose unit is a record."""
     clipping = f"{records.norm.upper()} norm of the gradient of one record"
     if records.clip is not None and records.clip.stability is not None:
         clipping += AUTOMATIC

@@ -3,8 +3,8 @@
 Order of a round: ``draw`` the cohort, ``begin`` (the charge is written, and there is a receipt),
 then ``release`` once for each declared name, of which a mechanism spends the receipt. All releases
 of a round are charged as one Gaussian release of the concatenated vector under one cohort. Under
-record-level privacy the local steps of DP-SGD are released through ``local``, and what clients send
-is post-processing, which ``release`` adds up as it is.
+record-level privacy the local steps of DP-SGD are released through ``local``, and the messages of
+clients are post-processing, which ``release`` adds up as they are.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rounds(Channel):
         notes: of parts that no epsilon covers.
 
     Attributes:
-        sampler: who takes part, with its cap on uses if it has one.
+        sampler: the law of the cohorts, with its cap on uses if it has one.
         releases: the typed releases, by name.
         local: the local steps of the round that has begun, if the unit is one record; else None.
         rows: noise that clients add to their own rows, by release.
@@ -179,7 +179,7 @@ class Rounds(Channel):
             self.local = self._local_steps(self.records, receipt)
 
     def _end(self) -> None:
-        """Ends the round that has begun: what is left of its receipts pays for nothing."""
+        """Ends the round that has begun: the rest of its receipts pays for nothing."""
         if self.local is not None:
             self.local.receipt.end()
         self._receipt = self.local = None
@@ -244,7 +244,7 @@ class Rounds(Channel):
         value = mechanism(sent, clients, receipt)
         if self._adaptive is not None:
             count = self._count(self._adaptive, mechanism.release)
-            # What the server has: with noise on the rows, nobody counts those without.
+            # The rows as the server has them: with noise on them, nobody counts those without.
             self._adaptive.follow(mechanism.release, count(sent, clients, receipt))
         return value
 
@@ -359,7 +359,7 @@ class Rounds(Channel):
             raise _undeclared(name, self.releases)
         return self.releases[name]
 
-    # What a checkpoint keeps
+    # The state in a checkpoint
 
     def state(self) -> dict[str, Tensor]:
         """Returns the clip norms, if they adapt, otherwise the charges of replicates."""

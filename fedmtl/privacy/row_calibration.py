@@ -36,7 +36,7 @@ def calibrate_rows(
     Args:
         settings: of all replicates, or of each; empty for no privacy.
         plans: the releases of every round.
-        sampler: who takes part.
+        sampler: the law of the cohorts.
         steps: number of rounds.
         sources: of the noise, R of them.
         prior: header of the ledger that is resumed: its noise multipliers are used as they stand.

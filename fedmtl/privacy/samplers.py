@@ -3,7 +3,7 @@ accountant about the draw.
 
 Why stateful clients change nothing under Poisson sampling
 -----------------------------------------------------------
-In personalized learning a client's message depends on what it did in earlier rounds, so on its own
+In personalized learning a client's message depends on its state from earlier rounds, so on its own
 past coins. The subsampled Gaussian's epsilon holds all the same. Let y = (y_1 .. y_T) be the
 releases, D a population with client k, D' the same without k, B_t ~ Bernoulli(q) the coins of k.
 

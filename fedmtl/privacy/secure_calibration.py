@@ -129,7 +129,7 @@ def calibrate_secure_sum(
     Args:
         privacy: settings, with noise and an aggregation.
         plans: the one release of a round.
-        sampler: who takes part.
+        sampler: the law of the cohorts.
         steps: planned rounds.
         prior: header of the ledger that is resumed: its noise is used as it stands. None without
             one.
@@ -167,7 +167,7 @@ def calibrate_secure_gradients(
         privacy: settings, with noise and an aggregation.
         plans: the one release of a round.
         gradients: of the records, all drawn at one rate.
-        sampler: who takes part.
+        sampler: the law of the cohorts.
         steps: planned rounds.
         prior: see :func:`calibrate_secure_sum`.
 
@@ -175,7 +175,7 @@ def calibrate_secure_gradients(
         PrivacyError: settings that a secure sum does not support, or that protect nobody.
         ConfigError: a budget that cannot be met.
     """
-    # first: of the methods that train locally this is what is wrong, whatever else they release
+    # first: this is the fault of the methods that train locally, whatever else they release
     other = next((plan.name for plan in plans if not plan.from_gradients), None)
     if other is not None:
         raise PrivacyError(

@@ -117,7 +117,8 @@ class LocalRandomizer:
 
 class SecureSum(ClippedSum):
     """The mechanism of a secure sum whose clients are all in one process: it releases, to the last
-    bit, what the server of :mod:`fedmtl.secure` opens, and leaves out the masks, which cancel::
+    bit, the sum that the server of :mod:`fedmtl.secure` opens, and leaves out the masks, which
+    cancel::
 
         (sum_k trunc(clip(w_k) / g) + N_Z(0, s^2)    modulo 2**bits) g / m
 
@@ -180,8 +181,8 @@ class SecureSum(ClippedSum):
         Raises:
             PrivacyError: the roster is not one that the noise is planned for, or the receipt does
                 not pay for this release.
-            SecureSumError: more clients are missing than may be. Nothing is released, and what was
-                charged stays so.
+            SecureSumError: more clients are missing than may be. Nothing is released, and the
+                charge stays.
         """
         shares = self._shares
         step = receipt.paid(self.name)

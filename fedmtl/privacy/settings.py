@@ -148,8 +148,8 @@ class ClientPrivacy(_Budgeted):
         mechanism: ``"gaussian"`` (in secure mode drawn in whole numbers, exact in law, see
             :mod:`.noise.discrete`), ``"laplace"`` (independent coordinates), ``"l2_laplace"``
             (density decreasing in the L2 norm), or a law that a published method registers, such as
-            ``"wishart"``, which protects nothing: epsilon is infinite, and what the paper claims
-            stands beside it.
+            ``"wishart"``, which protects nothing: epsilon is infinite, and the paper's claim stands
+            beside it.
         bands: rounds over which Gaussian noise is correlated, so that much of it cancels in the sum
             of the releases (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule
             allows, None for independent noise. Only with :class:`CyclicCohorts`, and at most

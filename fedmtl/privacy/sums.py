@@ -50,8 +50,8 @@ def clipped_segment_sums(
         client: (N,) int64 on the same device, each in [0, count).
         count: k, number of clients.
         clip: the bound on one row, or None for no clipping.
-        onto: what this returned of earlier rows, which these are added to one by one; may be
-            overwritten.
+        onto: the sums that this function returned for earlier rows, to which these are added one by
+            one; may be overwritten.
         width: (k,) float64 of each client's grid, from :func:`sum_width` of its most rows; None
             sums in float64.
 

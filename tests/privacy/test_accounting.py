@@ -212,7 +212,7 @@ def test_calibration_takes_few_evaluations() -> None:
 
 def test_a_target_that_needs_no_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs no noise"):
-        smallest_multiplier(lambda z, coarsen: 0.0, target=1.0, delta=1e-5, what="3 steps")
+        smallest_multiplier(lambda z, coarsen: 0.0, target=1.0, delta=1e-5, uses="3 steps")
 
 
 @pytest.mark.parametrize("multiplier", [1e-100, 1e100])

@@ -19,7 +19,7 @@ _TOLERANCE = 1e-5
 
 
 def smallest_multiplier(
-    cost: Callable[[float, float], float], *, target: float, delta: float, what: str
+    cost: Callable[[float, float], float], *, target: float, delta: float, uses: str
 ) -> float:
     """Returns the noise multiplier that costs at most ``target``.
 
@@ -29,7 +29,7 @@ def smallest_multiplier(
             accountant's grid; more noise must not cost more.
         target: epsilon, above 0 and finite.
         delta: in (0, 1), for errors.
-        what: is paid for, for errors, such as ``"100 steps"``.
+        uses: the charged uses in words, for errors, such as ``"100 steps"``.
 
     Returns:
         z with ``cost(z, 1) <= target``, within 1e-5 relative of the smallest such z.
@@ -54,7 +54,7 @@ def smallest_multiplier(
         if high > math.log(_LARGEST):
             raise ConfigError(
                 f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} cannot be "
-                f"reached in {what}: even noise {_LARGEST:g} times the sensitivity is not enough. "
+                f"reached in {uses}: even noise {_LARGEST:g} times the sensitivity is not enough. "
                 "Ask for a larger epsilon or delta."
             )
     low = high - 0.7
@@ -64,7 +64,7 @@ def smallest_multiplier(
         if low < -math.log(_LARGEST):
             raise ConfigError(
                 f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} needs no "
-                f"noise in {what}: even "
+                f"noise in {uses}: even "
                 f"{1 / _LARGEST:g} times the sensitivity is enough. Ask for a smaller epsilon."
             )
     # A coarse grid overstates epsilon, so its root lies just above that of the fine one.
@@ -139,8 +139,8 @@ def calibrate_selection(
         event = candidate(multiplier)
         return selection_epsilon(event, delta, mean=mean, shape=shape, coarsen=coarsen)
 
-    what = f"a search of {mean:g} expected repetitions"
-    return smallest_multiplier(cost, target=target, delta=delta, what=what)
+    uses = f"a search of {mean:g} expected repetitions"
+    return smallest_multiplier(cost, target=target, delta=delta, uses=uses)
 
 
 def _root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:

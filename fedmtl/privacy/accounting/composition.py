@@ -123,8 +123,8 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
 
 
 def trade_off(event: DpEvent, uses: int) -> TradeOff:
-    """Returns an upper bound on what tests can achieve that observe ``uses`` compositions of
-    ``event``; cached.
+    """Returns a bound on the power of every test that observes ``uses`` compositions of ``event``:
+    its trade-off curve; cached.
 
     Args:
         event: as for :func:`epsilon`, without private selection.

@@ -44,7 +44,7 @@ from ..._check import positive, positive_int
 from ..events import dp_event
 from .pld import LossLaw, from_cells, from_shares
 
-_DROP = 90.0  # what lies below exp(-90) of the highest density is counted as an infinite loss
+_DROP = 90.0  # mass below exp(-90) of the highest density counts as an infinite loss
 _OUTSIDE = 1e-30
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 

@@ -60,7 +60,7 @@ class ReplacedPoissonDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     *replaced*.
 
     Let A0, A1 and A1' be the laws of the release given the other records drawn, without the record
-    in question, with it and with what replaces it; the release is P = (1 - q) A0 + q A1 under one
+    in question, with it and with its replacement; the release is P = (1 - q) A0 + q A1 under one
     neighbour and Q = (1 - q) A0 + q A1' under the other. Whatever is bounded for all subsamples of
     the others holds for their mixture.
 

@@ -2,9 +2,9 @@
 
 A law is that of the loss ``log P(o) / Q(o)`` for ``o`` drawn from P, kept on multiples of a grid
 width h with a mass at infinity. Mass at a loss between two grid points is split between them so
-that its probabilities under P *and* under Q stay what they are; the pair so obtained dominates the
-true one (Doroshenko et al., "Connect the dots", PoPETs 2022), and its loss differs from the true
-one by about h^2 a step rather than h.
+that its probabilities under P *and* under Q do not change; the pair so obtained dominates the true
+one (Doroshenko et al., "Connect the dots", PoPETs 2022), and its loss differs from the true one by
+about h^2 a step rather than h.
 
 Composition multiplies discrete Fourier transforms. Mass that could fall outside the window kept, by
 a Chernoff bound, is added at infinity.
@@ -120,7 +120,7 @@ def spread(losses: np.ndarray, masses: np.ndarray) -> float:
 def symmetric(law: LossLaw) -> LossLaw:
     """Returns the law of a pair that looks the same from both sides, with the hockey-stick
     divergences of ``law`` at every epsilon of at least 0: its positive losses, their mirror images,
-    and what is left at 0.
+    and the remaining mass at 0.
 
     It dominates every pair (P, Q) whose divergences at epsilon >= 0 are at most those of ``law`` in
     both directions, since ``H_a(P, Q) = 1 - a + a H_{1/a}(Q, P)`` gives those below 0.
@@ -132,7 +132,7 @@ def symmetric(law: LossLaw) -> LossLaw:
         positive[begin - 1 :] = law.masses[begin - law.first :]
     # A loss l under P has mass exp(-l) under Q, and is the loss -l seen from there.
     mirrored = positive * np.exp(-law.width * np.arange(1, reach + 1))
-    # What is left is where P and Q agree: loss 0.
+    # The remaining mass is that where P and Q agree: loss 0.
     rest = max(0.0, 1 - law.infinity - float(positive.sum() + mirrored.sum()))
     return LossLaw(
         law.width, -reach, np.concatenate([mirrored[::-1], [rest], positive]), law.infinity

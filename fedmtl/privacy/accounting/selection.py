@@ -158,7 +158,7 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
         beyond = np.flatnonzero(cumulative > uniform)
         if beyond.size:
             return first + int(beyond[0])
-        # the uniform number lies above what float64 can sum to
+        # the uniform number lies above the largest sum in float64
         if first > mean and cumulative[-1] - total < 1e-17:
             return first
         total = float(cumulative[-1])

@@ -22,9 +22,9 @@ participation meets each band once, at most:
     sum_t (c_j S / s)^2 <= u (S / s)^2 (c_0^2 + ... + c_{b-1}^2) <= u (S / s)^2        after u
     participations.
 
-That is the cost of u Gaussian releases of multiplier s / S, what the ledger charges with
-independent noise; it holds after every round, so a run that stops early is charged for what it
-released. With b = 1 the noise is independent.
+That is the cost of u Gaussian releases of multiplier s / S, which the ledger charges with
+independent noise; it holds after every round, so a run that ends early is charged for its releases.
+With b = 1 the noise is independent.
 
 The bands are those with the least mean squared error of the sums y_0 + ... + y_t, t < T, over the T
 planned rounds (McKenna, "Scaling up the banded matrix factorization mechanism for differentially
@@ -101,8 +101,8 @@ class Bands:
             options={"ftol": _TOLERANCE, "gtol": 0.0},
         ).x
         raw = np.round(np.cumprod([1.0, *ratios]), _DECIMALS)
-        # A norm of 1 is the condition under which u participations cost what u Gaussian releases
-        # do.
+        # A norm of 1 is the condition under which u participations cost as much as u Gaussian
+        # releases.
         norm = math.sqrt(math.fsum(raw * raw))
         return cls(tuple((raw / norm).tolist()))
 

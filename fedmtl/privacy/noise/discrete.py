@@ -3,9 +3,9 @@ r"""The discrete Gaussian: noise in whole numbers, drawn exactly.
 N_Z(0, s^2) has P(k) = exp(-k^2 / (2 s^2)) / Z on the integers (Canonne, Kamath, Steinke, "The
 discrete Gaussian for differential privacy", NeurIPS 2020). In secure mode sums are rounded to a
 public grid (see :mod:`.grid`), s in cells of that grid is a whole number of at least 2**40, no
-smaller than what the multiplier asks for, and :func:`discrete_gaussian` draws from the law itself,
-not from an approximation in floating point. The release is therefore, bit by bit, that of the
-theorem; it is divided by a public constant afterwards.
+smaller than the deviation that the multiplier gives, and :func:`discrete_gaussian` draws from the
+law itself, not from an approximation in floating point. The release is therefore, bit by bit, that
+of the theorem; it is divided by a public constant afterwards.
 
 The cost. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer.
 Q added to a whole number is a Gaussian mechanism followed by rounding, so all accounting of
@@ -256,8 +256,8 @@ def exponential(gamma: Fraction, precision: int) -> tuple[Fraction, Fraction]:
     ``2**-precision`` of each other.
 
     The alternating series of exp(-gamma / 2**h), gamma / 2**h <= 1/2, in whole numbers of 2**-p
-    that are rounded down, with what that may lose; the result is squared h times, rounding
-    outwards.
+    that are rounded down, with a bound on the rounding error; the result is squared h times,
+    rounding outwards.
     """
     halvings = max(0, (2 * math.ceil(gamma)).bit_length())
     p = precision + halvings + 16 + precision.bit_length()

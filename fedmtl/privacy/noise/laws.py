@@ -59,7 +59,7 @@ class NoiseLaw(Checked, ABC):
             noise.
         matrices: True if it is noise on symmetric matrices only.
         refuted: why the event does not hold, for the law of a paper that protects nothing: the
-            event is then what the paper claims, and epsilon is infinite. Else None.
+            event is then that of the paper's claim, and epsilon is infinite. Else None.
 
     Example:
         >>> from fedmtl.privacy import GaussianNoise, NoiseLaw, SeededSource
@@ -230,7 +230,7 @@ class GaussianNoise(NoiseLaw):
     ) -> np.ndarray:
         """Returns noise in whole numbers of cells, exactly of the discrete Gaussian law; see
         :mod:`.discrete`."""
-        # Rounded up: the noise is never less than what is charged.
+        # Rounded up: the noise is never less than the charged noise.
         deviation = math.floor(self.multiplier * cells) + 1
         drawn = discrete_gaussian(source.words(purpose, step), math.prod(shape), deviation)
         return drawn.reshape(shape).astype(np.float64)

@@ -136,7 +136,7 @@ class DistributedGaussian:
         rows = honest_rows(roster, self.colluding, self.missing)
         ratio = Fraction(self.multiplier) * Fraction(self.sensitivity) / Fraction(width)
         square = math.ceil(ratio**2 / rows)
-        # The whole root rounded up: the noise is never less than what is charged.
+        # The whole root rounded up: the noise is never less than the charged noise.
         return math.isqrt(square - 1) + 1
 
     def deviation(self, roster: int) -> int:

@@ -131,7 +131,7 @@ class SeededSource:
             assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
             return signs_and_tails(generator.integers(0, 1 << 64, size=size, dtype=np.uint64))
-        # Keys are hashes of names: a client has the same noise whoever else takes part.
+        # Keys are hashes of names: the noise of a client does not depend on the other participants.
         clients = keys.cpu().numpy().view(np.uint64)
         uses = np.broadcast_to(torch.as_tensor(step).numpy().astype(np.uint64), clients.shape)
         return signs_and_tails(
@@ -214,7 +214,7 @@ class GeneratorCoins:
 @dataclass(frozen=True)
 class SystemCoins:
     def uniform(self, count: int) -> np.ndarray:
-        # 53 bits are what a double in [0, 1) can hold.
+        # A double in [0, 1) holds 53 bits.
         return (_system_words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
