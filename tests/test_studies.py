@@ -12,12 +12,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 from scipy.stats import norm
 
 from fedmtl.privacy.noise.sources import SeededSource
@@ -516,10 +518,35 @@ def test_banded_inverses_agree_with_jax_privacy(
     c = run.inverted(d, rounds)
     assert run.sensitivity(c, apart, most) ** 2 == pytest.approx(inverse[0], rel=1e-12)
     assert run.spread(run.padded(d, rounds)) ** 2 == pytest.approx(inverse[1], rel=1e-12)
-    banded = run.square_root(count)
+    banded = np.array(run.Bands.square_root(count).coefficients)
+    banded = banded / banded[0]
     wide = run.padded(banded, rounds)
     assert run.sensitivity(wide, apart, most) ** 2 == pytest.approx(bands[0], rel=1e-12)
     assert run.spread(run.inverted(banded, rounds)) ** 2 == pytest.approx(bands[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "count", "expected"),
+    [  # mean squared errors at a norm of 1, by optimize_banded_toeplitz of jax_privacy 2.0.0, 2,000 steps
+        (12, 4, 3.1438483001269257),
+        (60, 8, 6.791906456849071),
+        (200, 10, 14.533544907736548),
+        (1000, 10, 57.618075873474005),
+        (1000, 20, 33.32474970286169),
+        (1000, 100, 13.39267134714851),
+    ],
+)
+def test_optimized_bands_agree_with_jax_privacy(
+    module: Module, rounds: int, count: int, expected: float
+) -> None:
+    run = module("inverse_bands", "run")
+    c = run.optimized_bands(count, rounds)
+    assert (np.diff(c) < 0).all()
+    assert run.spread(run.inverted(c, rounds)) ** 2 * (c @ c) == pytest.approx(expected, rel=1e-5)
+    ratios = np.linspace(0.5, 0.9, 5)
+    loss = partial(run.log_error_of_bands, rounds=rounds)
+    slope = optimize.approx_fprime(ratios, lambda at: loss(at)[0], 1e-7)
+    assert loss(ratios)[1] == pytest.approx(slope, rel=1e-4, abs=1e-6)
 
 
 def test_no_rounds_and_no_vectors_of_a_client_move_a_banded_inverse_further(module: Module) -> None:

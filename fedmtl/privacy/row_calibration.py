@@ -244,8 +244,7 @@ def _bands(
             f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, "
             f"which {sampler.describe()} makes {least}. {remedy}."
         )
-    # bands beyond the last round would lengthen the matrix, and cancel nothing
-    return Bands.optimized(min(count, steps), steps)
+    return Bands.square_root(count)
 
 
 def check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:

@@ -1066,16 +1066,16 @@ def _charged_as_poisson(kind: type) -> _Patch:
 
 # Noise that is correlated over rounds
 
-_optimized, _advance = Bands.optimized, CorrelatedNoise._advance
+_square_root, _advance = Bands.square_root, CorrelatedNoise._advance
 
 
 def _bands(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
     """The coefficients of bands (b,) are changed."""
 
-    def changed(count, rounds):
-        return Bands(tuple(change(np.array(_optimized(count, rounds).coefficients)).tolist()))
+    def changed(count):
+        return Bands(tuple(change(np.array(_square_root(count).coefficients)).tolist()))
 
-    return _set(Bands, "optimized", staticmethod(changed))
+    return _set(Bands, "square_root", staticmethod(changed))
 
 
 _more_bands = edit(

@@ -29,7 +29,7 @@ from fedmtl.privacy import (
     open_channel,
     privacy_report,
 )
-from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise, _error_of_sums
+from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.row_noise import RowNoise
 
 from ..small import check_resumed
@@ -70,53 +70,15 @@ def matrix(bands: Bands, steps: int) -> np.ndarray:
 # The matrix
 
 
-def error_of_sums(bands: Bands, rounds: int) -> float:
-    """The mean squared error of the sums of all rounds so far, at independent noise of variance 1, by matrices."""
-    noise = np.linalg.inv(matrix(bands, rounds))
-    return float((np.tril(np.ones((rounds, rounds))) @ noise @ noise.T).cumsum(1).diagonal().mean())
-
-
-@pytest.mark.parametrize(("count", "rounds"), [(1, 5), (2, 2), (2, 12), (5, 12), (8, 60), (9, 9)])
-def test_no_other_bands_have_a_smaller_error_of_the_sums(count: int, rounds: int) -> None:
-    """Neither the square root of the prefix sums, nor random ones near and far, of the norm 1."""
-    bands = Bands.optimized(count, rounds)
-    least = error_of_sums(bands, rounds)
-    c = np.array(bands.coefficients)
-    assert len(c) == count
-    assert np.linalg.norm(c) == pytest.approx(1.0, rel=1e-12)
-    assert (np.diff(c) < 0).all()
-    assert c[-1] > 0
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_bands_are_the_square_root_of_the_prefix_sums(count: int) -> None:
+    bands = Bands.square_root(count)
     series = special.binom(2 * np.arange(count), np.arange(count)) / 4.0 ** np.arange(count)
-    others = [series, np.ones(count), rng.random(count)]
-    others += [
-        c + size * rng.standard_normal(count) for size in (1e-3, 1e-2, 0.1) for _ in range(9)
-    ]
-    for other in others:
-        scaled = Bands(tuple(other / np.linalg.norm(other)))
-        assert error_of_sums(scaled, rounds) >= least * (1 - 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "count", "expected"),
-    [  # by optimize_banded_toeplitz of jax_privacy 2.0.0, 2,000 steps
-        (12, 4, 3.1438483001269257),
-        (60, 8, 6.791906456849071),
-        (200, 10, 14.533544907736548),
-        (1000, 10, 57.618075873474005),
-        (1000, 20, 33.32474970286169),
-        (1000, 100, 13.39267134714851),
-    ],
-)
-def test_the_error_of_the_sums_is_that_of_jax_privacy(
-    rounds: int, count: int, expected: float
-) -> None:
-    c = np.array(Bands.optimized(count, rounds).coefficients)
-    squared, _ = _error_of_sums(c[1:] / c[:-1], rounds)
-    assert np.exp(squared) / rounds == pytest.approx(expected, rel=3e-6)
-    assert _error_of_sums(np.array([0.5, 0.6]), 9)[0] == pytest.approx(
-        np.log(9 * error_of_sums(Bands((1.0, 0.5, 0.3)), 9) * (1 + 0.25 + 0.09))
-    )
+    assert np.allclose(bands.coefficients, series / np.linalg.norm(series), rtol=1e-12)
+    square = matrix(bands, count) @ matrix(
+        bands, count
+    )  # no round beyond the bands: all ones, but for the scale
+    assert np.allclose(square, np.tril(np.ones((count, count))) / np.linalg.norm(series) ** 2)
 
 
 def drawn(bands: Bands, units: np.ndarray):
@@ -126,7 +88,7 @@ def drawn(bands: Bands, units: np.ndarray):
 @pytest.mark.parametrize("count", [2, 5])
 def test_noise_on_a_grid_stays_there(count: int) -> None:
     """C w is the independent noise, but for roundings to the grid."""
-    bands, steps, width = Bands.optimized(count, 30), 30, 2.0**-30
+    bands, steps, width = Bands.square_root(count), 30, 2.0**-30
     units = np.rint(np.random.default_rng(0).standard_normal((steps, 3)) / width) * width
     noise = CorrelatedNoise(
         bands, lambda step: (torch.from_numpy(units[step]), width), repeatable=False
@@ -141,7 +103,7 @@ def test_noise_on_a_grid_stays_there(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_noise_is_the_inverse_of_the_matrix_times_independent_noise(count: int) -> None:
-    bands, steps = Bands.optimized(count, 30), 30
+    bands, steps = Bands.square_root(count), 30
     noise = CorrelatedNoise(bands, drawn(bands, np.eye(steps)), repeatable=True)
     inverse = np.stack([noise.at(step)[0] for step in range(steps)])
     assert np.allclose(inverse, np.linalg.inv(matrix(bands, steps)), atol=1e-12)
@@ -153,7 +115,7 @@ def test_noise_is_the_inverse_of_the_matrix_times_independent_noise(count: int) 
 def test_noise_is_that_of_a_run_from_the_first_step_or_begins_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bands, rng = Bands.optimized(4, 12), np.random.default_rng(0)
+    bands, rng = Bands.square_root(4), np.random.default_rng(0)
     units = rng.standard_normal((20, 3))
     run = CorrelatedNoise(bands, drawn(bands, units), repeatable=True)
     kept = [run.at(step)[0] for step in range(12)]
@@ -173,7 +135,7 @@ def test_noise_is_that_of_a_run_from_the_first_step_or_begins_anew(
 
 
 def test_what_is_returned_is_not_what_is_kept() -> None:
-    bands = Bands.optimized(3, 12)
+    bands = Bands.square_root(3)
     noise = CorrelatedNoise(bands, drawn(bands, np.ones((2, 2))), repeatable=False)
     other = CorrelatedNoise(bands, drawn(bands, np.ones((2, 2))), repeatable=False)
     noise.at(0)[0][:] = 1e9
@@ -196,7 +158,7 @@ def patterns(steps: int, apart: int) -> list[tuple[int, ...]]:
 def test_the_cost_of_every_pattern_of_participations(count: int) -> None:
     """The distance of neighbours in the covariance of the noise, (y - y')^T Cov^-1 (y - y'), is at most the number of
     participations: all patterns, rows in many directions and all of one; larger where turns are closer."""
-    bands, steps, rng = Bands.optimized(count, 9), 9, np.random.default_rng(1)
+    bands, steps, rng = Bands.square_root(count), 9, np.random.default_rng(1)
     inverse = np.linalg.inv(matrix(bands, steps))
     precision = np.linalg.inv(inverse @ inverse.T)
     for pattern in patterns(steps, count):
@@ -234,7 +196,7 @@ def test_released_noise_has_the_covariance_of_the_matrix() -> None:
     draws = [released(opened(seed=seed, dimension=160), range(12), nothing).T for seed in range(10)]
     draws = np.concatenate(draws)  # (1600, 12)
     scale = 1.3 * 0.5 / 2
-    inverse = np.linalg.inv(matrix(Bands.optimized(4, 12), 12))
+    inverse = np.linalg.inv(matrix(Bands.square_root(4), 12))
     expected = scale**2 * inverse @ inverse.T
     spread = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / len(draws))
     assert (np.abs(np.cov(draws.T) - expected) < 5 * spread).all()
@@ -265,7 +227,7 @@ def test_as_many_bands_as_asked_for() -> None:
     channel = opened()
     assert privacy_report(channel).mechanism == "gaussian, correlated over 4 rounds"
     assert "4 rounds from one to the next at least" in privacy_report(channel).sampler
-    gain = np.linalg.norm(np.linalg.inv(matrix(Bands.optimized(4, 12), 400))[-1])
+    gain = np.linalg.norm(np.linalg.inv(matrix(Bands.square_root(4), 400))[-1])
     assert privacy_report(channel).noise_std == pytest.approx(gain * 1.3 * 0.5 / 2)
 
 
@@ -283,7 +245,7 @@ def test_a_secure_session_begins_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     gc.collect()
     again = opened(privacy, ledger_path=tmp_path / "ledger.jsonl", resume=True)
     again.start(4)
-    c = Bands.optimized(4, 12).coefficients
+    c = Bands.square_root(4).coefficients
     first = drawn[6] / c[0]
     expected = [first, (drawn[7] - c[1] * first) / c[0]]
     assert np.allclose(released(again, range(4, 6)), 1.3 * 0.5 / 2 * np.array(expected), atol=1e-5)
@@ -304,7 +266,7 @@ def test_copies_of_a_run_share_no_noise_that_is_correlated_with_what_was_release
     assert first.state() == {}  # what a checkpoint keeps
     first.close()
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    c = Bands.optimized(4, 12).coefficients
+    c = Bands.square_root(4).coefficients
     for place, folder in enumerate(("run", "copy")):
         again = opened(privacy, ledger_path=tmp_path / folder / "ledger.jsonl", resume=True)
         again.start(4)
@@ -318,7 +280,7 @@ def test_copies_of_a_run_share_no_noise_that_is_correlated_with_what_was_release
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 def test_a_forked_process_begins_anew() -> None:
     """The child has a copy of the window: what it released with that would share noise with its parent."""
-    bands, units = Bands.optimized(4, 12), np.random.default_rng(0).standard_normal((5, 3))
+    bands, units = Bands.square_root(4), np.random.default_rng(0).standard_normal((5, 3))
     noise = CorrelatedNoise(bands, drawn(bands, units), repeatable=False)
     for step in range(3):
         noise.at(step)

@@ -164,7 +164,7 @@ def test_correlated_noise_of_a_later_round(source, draws: int, monkeypatch) -> N
     plan = ReleasePlan(name="update", dimension=3)
     privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
     sampler = FullParticipation().bind(CLIENTS)
-    bands = Bands.optimized(3, 12)
+    bands = Bands.square_root(3)
     made = bind_releases((plan,), sampler, privacy, 1.0, bands)["update"]
     drawn = []
 
@@ -182,8 +182,8 @@ def test_correlated_noise_of_a_later_round(source, draws: int, monkeypatch) -> N
 def test_correlated_noise_has_the_noise_of_the_round_before_in_it(monkeypatch) -> None:
     """Of a secure source, too, in which nothing can be drawn again: a channel keeps its mechanism."""
     plan = ReleasePlan(name="update", dimension=3)
-    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0, bands=2, source="secure")
-    bands = Bands.optimized(2, 2)
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0, bands=3, source="secure")
+    bands = Bands.square_root(3)
     sampler = CyclicCohorts(cohort=2).bind(CLIENTS)
     channel = open_channel(privacy, (plan,), sampler, seed=0, steps=2)
     drawn = []

@@ -36,16 +36,10 @@ ROUNDS = 1_000
 APART = (10, 20, 50, 100)  # b; a client takes part in every b-th round
 COEFFICIENTS = (1, 2, 4, 8, 16, 64)
 MOST_OPTIMIZED = 8
-BANDS, ROOT_BANDS = "bands", "square root bands"
+BANDS, OPTIMIZED_BANDS = "bands", "optimized bands"
 ROOT, OPTIMIZED = "inverse square root", "optimized inverse"
-KINDS = (BANDS, ROOT_BANDS, ROOT, OPTIMIZED)
+KINDS = (BANDS, OPTIMIZED_BANDS, ROOT, OPTIMIZED)
 Array = NDArray[np.float64]
-
-
-def square_root(count: int) -> Array:
-    """Return the first coefficients of (1 - x)^(-1/2)."""
-    j = np.arange(1, count)
-    return np.cumprod(np.concatenate([[1.0], (2 * j - 1) / (2 * j)]))
 
 
 def inverse_root(count: int) -> Array:
@@ -121,13 +115,52 @@ def optimized(count: int, rounds: int, apart: int) -> Array:
     return made(found.x)
 
 
+def log_error_of_bands(ratios: Array, rounds: int) -> tuple[float, Array]:
+    """Return the logarithm of the squared error of sums, added up over the rounds, at bands of norm 1; and its gradient.
+
+    The noise of the sum of the rounds up to t is a_t z_0 + a_{t-1} z_1 + ... + a_0 z_t with a(x) = 1 / ((1 - x) c(x)). So
+    a_t^2 is in the errors of T - t sums, and da(x) / dc_j = -x^j a(x) / c(x).
+
+    Args:
+        ratios: (b - 1,), c_j / c_{j-1}; c_0 is 1 before the norm is taken.
+        rounds: T.
+    """
+    c = np.cumprod([1.0, *ratios])
+    a = np.cumsum(inverted(c, rounds))
+    weighted = np.arange(rounds, 0, -1) * a
+    squared = weighted @ a
+    slope = lfilter([1.0], c, a)
+    by_c = 2.0 * c / (c @ c)
+    for j in range(1, len(c)):
+        by_c[j] -= 2.0 * (weighted[j:] @ slope[: rounds - j]) / squared
+    # c_i has the factor c_j / c_{j-1} for i >= j
+    by_ratios = np.cumsum((by_c * c)[:0:-1])[::-1] / ratios
+    return float(np.log(squared) + np.log(c @ c)), by_ratios
+
+
+def optimized_bands(count: int, rounds: int) -> Array:
+    """Return the bands c_j with the least error, which a search from those of the square root finds."""
+    if count == 1:
+        return np.ones(1)
+    j = np.arange(1, count)
+    found = optimize.minimize(
+        log_error_of_bands,
+        (2 * j - 1) / (2 * j),
+        args=(rounds,),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.01, 0.9999)] * len(j),
+    )
+    return np.cumprod([1.0, *found.x])
+
+
 def error(kind: str, count: int, rounds: int, apart: int) -> float:
     """Return the error of a kind of noise with so many coefficients; NaN if it is not defined or not computed."""
     if kind == BANDS and count <= apart:
-        c = np.array(Bands.optimized(count, rounds).coefficients)
+        c = np.array(Bands.square_root(count).coefficients)
         return error_of_bands(c, rounds, apart)
-    if kind == ROOT_BANDS and count <= apart:
-        return error_of_bands(square_root(count), rounds, apart)
+    if kind == OPTIMIZED_BANDS and count <= apart:
+        return error_of_bands(optimized_bands(count, rounds), rounds, apart)
     if kind == ROOT:
         return error_of_inverse(inverse_root(count), rounds, apart)
     if kind == OPTIMIZED and count <= MOST_OPTIMIZED:

@@ -26,13 +26,10 @@ That is the cost of u Gaussian releases of multiplier s / S, which the ledger ch
 independent noise; it holds after every round, so a run that ends early is charged for its releases.
 With b = 1 the noise is independent.
 
-The bands are those with the least mean squared error of the sums y_0 + ... + y_t, t < T, over the T
-planned rounds (McKenna, "Scaling up the banded matrix factorization mechanism for differentially
-private ML", ICLR 2025), found by a search that begins at the square root of the prefix sums, (1 -
-x)^(-1/2) = sum_j binom(2 j, j) (x / 4)^j, cut at b (Kalinin, Lampert, "Banded square root matrix
-factorization for differentially private model training", NeurIPS 2024), and scaled to a norm of 1.
-They are positive and fall with j, so their polynomial has no zero in the closed unit disk
-(Enestroem, Kakeya) and w does not grow. The search reads b and T, and no data.
+The bands are those of the square root of the prefix sums, (1 - x)^(-1/2) = sum_j binom(2 j, j) (x /
+4)^j, cut at b and scaled to a norm of 1 (Kalinin, Lampert, "Banded square root matrix factorization
+for differentially private model training", NeurIPS 2024). They are positive and fall with j, so
+their polynomial has no zero in the closed unit disk (Enestroem, Kakeya) and w does not grow.
 
 In secure mode z_t / c_0 is discrete Gaussian noise on a public grid, the other terms of w_t, -c_j
 w_{t-j} / c_0, are rounded to it as one sum, and so is x_t. The means of y_t then differ by sqrt(D)
@@ -47,7 +44,6 @@ is then block diagonal, with columns as short as before.
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -55,16 +51,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 _LIMIT = 64  # multiples of b after which the deviation of w has reached its limit
-# The search ends at a relative change of the error of 1e-7, after 20 steps or so. Its last digits
-# differ between processors, and the ledger has the coefficients: four decimals do not.
-_TOLERANCE = 1e-7
-_DECIMALS = 4
-# c_j / c_{j-1}
-_RATIOS = (0.01, 0.9999)
 
 
 @dataclass(frozen=True)
@@ -78,33 +67,13 @@ class Bands:
     coefficients: tuple[float, ...]
 
     @classmethod
-    def optimized(cls, count: int, rounds: int) -> Bands:
-        """Returns the bands of norm 1 whose sums of releases have the least mean squared error.
-
-        Args:
-            count: b, at least 1.
-            rounds: T, the planned rounds, at least ``count``.
-        """
-        from scipy.optimize import minimize
-
-        if count == 1:
-            return cls((1.0,))
+    def square_root(cls, count: int) -> Bands:
+        """Returns ``count`` bands of the square root of the prefix sums, at a norm of 1."""
         j = np.arange(1, count)
-        square_root = (2 * j - 1) / (2 * j)
-        ratios = minimize(
-            _error_of_sums,
-            square_root,
-            args=(rounds,),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[_RATIOS] * len(j),
-            options={"ftol": _TOLERANCE, "gtol": 0.0},
-        ).x
-        raw = np.round(np.cumprod([1.0, *ratios]), _DECIMALS)
+        raw = np.cumprod(np.concatenate([[1.0], (2 * j - 1) / (2 * j)]))
         # A norm of 1 is the condition under which u participations cost as much as u Gaussian
         # releases.
-        norm = math.sqrt(math.fsum(raw * raw))
-        return cls(tuple((raw / norm).tolist()))
+        return cls(tuple((raw / np.linalg.norm(raw)).tolist()))
 
     def __len__(self) -> int:
         return len(self.coefficients)
@@ -118,36 +87,6 @@ class Bands:
         impulse = np.zeros(_LIMIT * len(self))
         impulse[0] = 1.0
         return float(np.linalg.norm(lfilter([1.0], self.coefficients, impulse)))
-
-
-def _error_of_sums(ratios: NDArray[np.float64], rounds: int) -> tuple[float, NDArray[np.float64]]:
-    """Returns the logarithm of the squared error of the sums of all rounds so far, added up over
-    the rounds, at bands of norm 1; and its gradient by the ratios.
-
-    The noise of the sum of the rounds up to t is a_t z_0 + a_{t-1} z_1 + ... + a_0 z_t, where
-    a(x) = 1 / ((1 - x) c(x)). So a_t^2 is in the errors of T - t sums, and
-    da(x) / dc_j = -x^j a(x) / c(x).
-
-    Args:
-        ratios: (b - 1,), c_j / c_{j-1}; c_0 is 1 before the norm is taken.
-        rounds: T.
-    """
-    from scipy.signal import lfilter
-
-    c = np.cumprod([1.0, *ratios])
-    impulse = np.zeros(rounds)
-    impulse[0] = 1.0
-    a = np.cumsum(lfilter([1.0], c, impulse))
-    weighted = np.arange(rounds, 0, -1) * a
-    error = weighted @ a
-    slope = lfilter([1.0], c, a)
-    squares = c @ c
-    by_c = 2.0 * c / squares
-    for j in range(1, len(c)):
-        by_c[j] -= 2.0 * (weighted[j:] @ slope[: rounds - j]) / error
-    # c_i has the factor c_j / c_{j-1} for i >= j
-    by_ratios = np.cumsum((by_c * c)[:0:-1])[::-1] / ratios
-    return math.log(error) + math.log(squares), by_ratios
 
 
 class CorrelatedNoise:
