@@ -11,7 +11,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
     Args:
         tensor: on any device; it is returned itself if it is on ``device``.
-        device: where the result is.
+        device: the device of the result.
 
     Example:
         >>> import torch

@@ -51,7 +51,8 @@ def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
 
 
 def plain(value: Any) -> Any:
-    """JSON without Infinity and NaN: they become the strings ``"inf"`` and ``"nan"``."""
+    """Returns a value for JSON without Infinity and NaN: they become the strings ``"inf"``,
+    ``"-inf"`` and ``"nan"``."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

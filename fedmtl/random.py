@@ -157,7 +157,7 @@ def keyed_bits(key: int | Words, client: Words, step: int | Words, index: Words)
 
 
 def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
-    """Uniform numbers in ``[0, 1)``, float64 with 53 random bits; arguments of
+    """Returns uniform numbers in ``[0, 1)``, float64 with 53 random bits; arguments of
     :func:`keyed_bits`."""
     return (keyed_bits(key, client, step, index) >> 10).to(torch.float64) * 2.0**-53
 

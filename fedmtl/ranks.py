@@ -187,7 +187,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True at rank 0, which draws, charges, adds noise and writes."""
+        """Returns True at rank 0, which draws, charges, adds noise and writes."""
         return self.rank == 0
 
     def leave(self) -> None:

@@ -79,7 +79,7 @@ class FedAvg(SharedModel):
 
     @property
     def released_name(self) -> str:
-        """The name of the released model in the public state."""
+        """Returns the name of the released model in the public state."""
         if self.averaged:
             return "mean"
         return "global"

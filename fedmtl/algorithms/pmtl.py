@@ -107,7 +107,7 @@ class PMTL(SharedModel):
 
     @property
     def one_start(self) -> bool:  # type: ignore[override]
-        """True with ``delta="local"``: a weight below 1 would break the running mean."""
+        """Returns True with ``delta="local"``: a weight below 1 would break the running mean."""
         return self.delta == "local"
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:

@@ -109,7 +109,7 @@ class SharedModel(RoundAlgorithm):
 
     @property
     def counts(self) -> bool:
-        """True if clients release their numbers of examples, which are their weights."""
+        """Returns True if clients release their numbers of examples, which are their weights."""
         return self.weights == "examples" and self.cap is None
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Self:

@@ -58,7 +58,7 @@ class Canaries(Coins):
     """The canaries of one run in rounds whose unit is a client.
 
     Args:
-        count: m, how many.
+        count: m, their number.
         first: number of clients, and the position of the first canary behind them.
         sampler: draws the participants from the clients and the canaries together.
         seed: of the coins and the directions.
@@ -84,7 +84,8 @@ class Canaries(Coins):
                 )
 
     def dependence(self, releases: Mapping[str, Release], *, adaptive: bool) -> str | None:
-        """Returns why the score of a canary depends on the coins of others; None if it does not.
+        """Returns the reason why the score of a canary depends on the coins of others; None if it
+        does not.
 
         Args:
             releases: of the run.

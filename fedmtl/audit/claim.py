@@ -91,7 +91,7 @@ class Claim:
         law: name of the law of the noise.
         multiplier: scale of the noise over the sensitivity.
         bound: C, the clip norm in the settings (of the first step, if it adapts).
-        relation: how the rows of neighbours differ: ``"replace"`` for random cohorts of a fixed
+        relation: the neighbour relation of the rows: ``"replace"`` for random cohorts of a fixed
             size, and for zero-out if clients without data send rows.
         norm: of the sensitivity that this law needs.
         form: the released function of the rows: a sum of vectors, or of matrices.

@@ -94,7 +94,7 @@ class Claims:
 
     @property
     def refuted(self) -> str | None:
-        """Returns why the published accounting that is charged does not hold; None if it
+        """Returns the reason why the published accounting that is charged does not hold; None if it
         does."""
         return self.costs.refuted
 

@@ -20,7 +20,7 @@ class Coins:
     """The coins and the directions of the canaries of both units.
 
     Args:
-        count: m, how many.
+        count: m, their number.
         first: number of clients, and the position of the first canary that is a client.
         seed: of the coins and the directions.
 
@@ -86,8 +86,8 @@ def canary_directions(count: int, size: int, single: bool, key: int) -> tuple[Te
 
 
 def score_dependence(law: NoiseLaw | None, count: int, size: int) -> str | None:
-    """Returns why the scores of ``count`` canaries in ``size`` coordinates are not independent;
-    None if they are."""
+    """Returns the reason why the scores of ``count`` canaries in ``size`` coordinates are not
+    independent; None if they are."""
     if law is None or law.name == "l2_laplace":
         return "the noise of coordinates is dependent"
     if count > size:

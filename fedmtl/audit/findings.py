@@ -24,7 +24,7 @@ class Finding:
         threshold: the value of the statistic at which the claim is refuted.
         refuted: True if the measurement contradicts the claim. False never means that the claim is
             proved.
-        detail: how many samples, which pair, which tensor.
+        detail: the number of samples, the pair or the tensor of the figure, in words.
         level: probability of a false alarm of this check; 0 for deterministic checks.
         skipped: nothing was measured; ``detail`` says why.
 

@@ -74,7 +74,7 @@ def training_freshness(setup: Setup, seed: int) -> list[Finding]:
 
 
 def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
-    """Checks that noise does not depend on who takes part: that on a sum of rows, on the count of
+    """Checks that noise does not depend on the cohort: that on a sum of rows, on the count of
     unclipped clients, on a client's local step and on its activation."""
     check = "freshness: noise beside other cohorts"
     if setup.shares is not None:

@@ -36,8 +36,9 @@ class RecordCanaries(Coins):
 
     Attributes:
         clients: int64 (g,), those that have canaries.
-        own_records: how many records each of them has beside; None if they differ.
-        each: how many canaries each of them has; canary i is one of client ``clients[i // each]``.
+        own_records: number of the own records of each of them; None if they differ.
+        each: number of the canaries of each of them; canary i is one of client
+            ``clients[i // each]``.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class RecordCanaries(Coins):
         self._drawn: dict[int, Tensor] = {}
 
     def dependence(self) -> str | None:
-        """Returns why the score of a canary depends on the coins of others of its client; None if
-        it does not."""
+        """Returns the reason why the score of a canary depends on the coins of others of its
+        client; None if it does not."""
         return score_dependence(self._law, self.each, self._dimension)
 
     def without(self, clients: Tensor, positions: Tensor, drawn: Tensor) -> Tensor:

@@ -67,10 +67,10 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
     """Makes every check of the release path of a run, except those that need the algorithm.
 
     Args:
-        setup: how the run opens its channel.
+        setup: the facts by which the run opens its channel.
         seed: of the audit; in secure mode the run's own coins come from the operating system all
             the same.
-        effort: how much is drawn.
+        effort: sizes of the samples, and the checks that run.
 
     Returns:
         The findings, in the order of the checks.

@@ -41,7 +41,7 @@ def audit_trainer(
         trainer: the configuration under test; its folder, baselines and callbacks are not used.
         seed: of the audit.
         rounds: rounds of the transcript, at most those of the run.
-        effort: how much is drawn.
+        effort: sizes of the samples, and the checks that run.
 
     Returns:
         The findings; none of them proves anything, and a refuted one contradicts a statement of the

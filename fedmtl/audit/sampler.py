@@ -131,8 +131,9 @@ def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
 
 
 def beside_noise(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
-    """Checks that who takes part in a release, or which records do, says nothing of the ``noise``
-    of the same release, and that the records of every client are drawn at its own rate."""
+    """Checks that the clients or records that take part in a release are independent of the
+    ``noise`` of the same release, and that the records of every client are drawn at its own
+    rate."""
     findings = [
         _unrelated(f"sampler: noise of {name}", sample)
         for name, sample in noise.items()

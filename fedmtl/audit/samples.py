@@ -23,7 +23,7 @@ class Released:
         value: (D,) float64, the coordinates that are noised.
         claim: on it.
         client: whose it is; -1 of a cohort.
-        step: number of the round, or how often its client released before.
+        step: number of the round, or of its client's releases before.
         drawn: (k,) int64, the clients that take part, or the records of the client, in order.
     """
 
@@ -63,7 +63,7 @@ class Sample:
 
     @property
     def drawn(self) -> np.ndarray:
-        """Returns (T, 64) bool, which of the first clients, or records, take part."""
+        """Returns (T, 64) bool: True for each of the first clients, or records, that takes part."""
         first = np.arange(MARKED)
         return np.array([np.isin(first, each.drawn) for each in self.releases], dtype=bool).reshape(
             -1, MARKED

@@ -182,7 +182,7 @@ def _opposite(adversary: Tensor, claim: Claim) -> Tensor:
 
 
 def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> list[float]:
-    """Returns by how much of its sensitivity each release moves; infinite for a change that is not
+    """Returns the move of each release over its sensitivity; infinite for a change that is not
     finite, and for any of a client that is not among ``who``."""
     shares = []
     for first, second in zip(left.releases, right.releases, strict=True):

@@ -103,7 +103,7 @@ def adapt(words: list[str]) -> int:
 
 
 def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
-    """Return the settings that are typed, without ``data=table`` beside a run on a table, whose
+    """Returns the settings that are typed, without ``data=table`` beside a run on a table, whose
     settings are kept but for its test rows beside another table, and those that are kept as they
     are typed; empty of other data."""
     typed = list(options.overrides)
@@ -137,13 +137,13 @@ class _Typed(yaml.SafeDumper):
 
 
 def _flow(value: object) -> str:
-    """Return a setting in one line, as it is typed."""
+    """Returns a setting in one line, as it is typed."""
     options: dict[str, Any] = {"width": math.inf, "allow_unicode": True, "sort_keys": False}
     return yaml.dump(value, Dumper=_Typed, default_flow_style=True, **options).split("\n")[0]
 
 
 def _adapted_config(options: argparse.Namespace) -> Config:
-    """The settings of the run, with those of the new clients in their place."""
+    """Returns the settings of the run, with those of the new clients in their place."""
     folder: Path = options.folder
     config = stored_config(folder)
     if "search" in config:

@@ -19,7 +19,7 @@ class Job:
 
     Args:
         number: its place, from 0.
-        of: how many there are; None if a configuration file or a sweeper of a plugin chooses some.
+        of: the number of jobs; None if a configuration file or a sweeper of a plugin chooses some.
         words: the settings that differ between them.
         sweep: the folder of the sweep.
     """

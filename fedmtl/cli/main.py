@@ -191,8 +191,8 @@ def _refuse_launch(command: str) -> None:
 
 
 def _launched() -> Ranks | None:
-    """The ranks that torchrun started, or those of the process group of the program that calls the
-    command; None, without importing PyTorch, for a single process."""
+    """Returns the ranks that torchrun started, or those of the process group of the program that
+    calls the command; None, without importing PyTorch, for a single process."""
     # a program that has made a group has imported it
     distributed = sys.modules.get("torch.distributed")
     in_a_group = (

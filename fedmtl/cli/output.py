@@ -87,8 +87,8 @@ def outputs() -> Iterator[Output]:
 
 
 def lost(out: Output) -> str:
-    """Returns why standard output lacks something; empty if nothing is missing or its reader has
-    left."""
+    """Returns the reason why standard output lacks something; empty if nothing is missing or its
+    reader has left."""
     if out.error is None or out.error.errno in _LEFT:
         return ""
     return f"standard output could not be written: {out.error}"

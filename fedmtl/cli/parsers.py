@@ -37,7 +37,7 @@ def command_parser(
 
     Args:
         command: the function.
-        settings: which ones are accepted, in words; empty for none.
+        settings: the accepted ones in words; empty for none.
         folder: True if that of a run comes before them.
     """
     style = argparse.RawDescriptionHelpFormatter

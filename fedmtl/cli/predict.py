@@ -155,7 +155,7 @@ def _models(folder: Path) -> Models:
 
 
 def _said(made: Predictions, models: Models, client: str | None) -> str:
-    """Returns in words which models predicted how many rows."""
+    """Returns in words the numbers of rows that each kind of model predicted."""
     rows = len(made.frame)
     target = shown(models.coding.schema.target)
     if client is not None:

@@ -282,8 +282,8 @@ def _clip_of_classes(noise: float, dimension: int, rounds: int) -> float:
 def _clip_of_numbers(
     privacy: Privacy | None, noise: float, dimension: int, clients: int, schedule: Sampler
 ) -> float | QuantileClip:
-    """The clip of a real target's updates: at first so that the noise of a round is at most .1, in
-    units of half the target's range, then the median of the clients' norms.
+    """Returns the clip of a real target's updates: at first so that the noise of a round is at most
+    .1, in units of half the target's range, then the median of the clients' norms.
 
     Once the level is learned these norms tell how far targets are spread within their range, so
     that a range that is too wide costs little. The count of the clients within the clip takes a

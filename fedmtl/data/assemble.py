@@ -182,7 +182,7 @@ def choose(
     """Returns the clients with ``min_examples`` or more on both sides, of these ``draw`` by draws
     keyed by (seed, id).
 
-    Logs how many others there are. Clients with test examples only are left out, unless
+    Logs the number of the others. Clients with test examples only are left out, unless
     ``test_fraction`` divides the examples of both sides anew.
 
     Raises:

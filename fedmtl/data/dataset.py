@@ -63,8 +63,8 @@ class FederatedDataset:
             predictions and scores are in the target's own units all the same.
         cut_targets: share of the targets that were beyond ``target_range`` in the records, and were
             cut there; not private.
-        schema: how raw rows of the table that the data are from become features, and predictions
-            the target's values; None of other data.
+        schema: the coding of raw rows of the table as features, and of predictions as values of the
+            target; None of other data.
         verify: check every value (finite features, labels within the classes). Lengths are always
             checked.
 

@@ -269,7 +269,7 @@ def _check_one_target(values: Iterable[Any], where: str, target: str) -> None:
 
 
 def _items(size: int | None) -> str:
-    """Returns in words how many values a target has."""
+    """Returns in words the number of values of a target."""
     if size is None:
         return "one value"
     return f"a list of {size:,}"

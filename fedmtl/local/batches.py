@@ -47,7 +47,7 @@ class BatchPlan:
             batch while it stands among the leading ones.
         index: int64 (S, k, B), the rows of the flat data of every local step; padding repeats one
             of the same client.
-        lengths: int64 (S, k), how many of them are no padding.
+        lengths: int64 (S, k), the number of them that are no padding.
         weights: float64 (S, k, B), of each of them in its batch's mean; 0 of padding.
         grain: the leading clients of a step are a multiple of this many, as far as there are
             clients.
@@ -142,7 +142,7 @@ def plan_batches(
 
     Args:
         data: the clients' data, of each at least one example.
-        solver: says how many steps each client makes, and on how many examples.
+        solver: sets the number of each client's steps, and of the examples of a step.
         clients: int64 (k,).
         seed: addresses the permutations.
         round: addresses the permutations.

@@ -351,8 +351,8 @@ class _RefuseRandomness(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled inside; True would import all of torch._dynamo, seconds at the start
-        of every run."""
+        """Returns False, as nothing is compiled inside; True would import all of torch._dynamo,
+        seconds at the start of every run."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

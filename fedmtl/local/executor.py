@@ -61,7 +61,7 @@ class Execution(Checked):
             as many as have 3 MiB of parameters but at least 4; else as many as would have about 1
             GiB of parameters if none of the model's were frozen. Local training takes fewer than 4
             one by one, and without padding.
-        processes: how many compute the clients of a run by :meth:`Trainer.fit
+        processes: number of processes that compute the clients of a run by :meth:`Trainer.fit
             <fedmtl.Trainer.fit>`, each with its own clients (see :class:`~fedmtl.Ranks`); the
             others are copies of this process (by ``fork``, on Linux), and end with the run.
             ``None`` takes, on a CPU, the number of available cores for networks of convolutions and
@@ -196,7 +196,7 @@ def _is_convolutional(module: nn.Module) -> bool:
 
 @contextmanager
 def operation_threads(elements: float, products: float = math.inf) -> Iterator[None]:
-    """Inside the block, operations use one thread when they move few numbers.
+    """Limits the operations of the block to one thread if they move few numbers.
 
     Handing a small operation to other threads costs more than it saves, and very much more on a
     busy machine.

@@ -99,8 +99,8 @@ class Layout:
 
     @property
     def last(self) -> str:
-        """The name of the module that holds the last parameter, or of that parameter if its module
-        has no name."""
+        """Returns the name of the module that holds the last parameter, or of that parameter if its
+        module has no name."""
         return self.names[-1].rpartition(".")[0] or self.names[-1]
 
     def flatten(self, module: nn.Module) -> Tensor:
@@ -225,8 +225,8 @@ def named_by(
 
 
 def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter]]:
-    """Every parameter once, in the order of ``named_parameters``, with all names that it has as a
-    tied weight."""
+    """Returns every parameter once, in the order of ``named_parameters``, with all names that it
+    has as a tied weight."""
     by_identity: dict[int, tuple[list[str], nn.Parameter]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         by_identity.setdefault(id(parameter), ([], parameter))[0].append(name)

@@ -43,7 +43,7 @@ class LocalTrainer:
         device: of the computation, a name as of :class:`torch.device`; ``"auto"`` takes a GPU if
             there is one.
         dtype: of the parameters, ``torch.float32`` or ``torch.float64``.
-        execution: how many clients are computed at once.
+        execution: the number of clients that are computed at once, and other settings.
 
     Attributes:
         layout: the order of the D trainable parameters in a row.
@@ -163,7 +163,7 @@ class LocalTrainer:
         """Trains the clients' models.
 
         Args:
-            solver: the optimizer, its step size, and how long it trains.
+            solver: the optimizer, its step size, and the length of the training.
             start: (D,) or (k, D), the models before; None for :attr:`initial`.
             clients: int64 (k,), positions in the data; None for all.
             lam: strength of the pull (lam / 2) ||w - anchor||^2.

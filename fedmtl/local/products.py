@@ -60,7 +60,8 @@ class Linear:
     function: Function | None = None
 
     def forward(self, parameters: Views, x: Tensor) -> Tensor:
-        """(K, ...), (K, B, inputs) -> (K, B, outputs)."""
+        """Returns the outputs (K, B, outputs) of K copies with parameters (K, ...) for inputs (K,
+        B, inputs)."""
         weights = parameters[self.weight].mT
         if self.bias is None:
             value = torch.bmm(x, weights)

@@ -2,7 +2,7 @@
 optimizer.
 
 Optimizers work on stacked parameters: one (K, D) tensor is K independent problems. A step moves
-only the leading rows; how many they are only falls in the course of a local run.
+only the leading rows; their number only falls in the course of a local run.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class PlainStep:
     """A local step of the leading clients of a stack, by the mean gradients of batches.
 
     Attributes:
-        active: how many leading clients make it.
+        active: number of the leading clients, which make it.
         done: int64 (d,), numbers in the stack of those whose last step it is.
         stack: with the models, its leading rows.
         loss: one value per example.

@@ -44,7 +44,7 @@ class _LowRank(nn.Module):
 
     @staticmethod
     def factors(layer: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
-        """A and B at the start, for a plain layer: random, and 0."""
+        """Returns A and B at the start, for a plain layer: random, and 0."""
         raise NotImplementedError
 
     def increment(self) -> Tensor:
@@ -254,7 +254,7 @@ def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) ->
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that can be adapted, by every name they have."""
+    """Returns the layers that can be adapted, by every name they have."""
     for name, child in model.named_modules(remove_duplicate=False):
         hooked = child._forward_hooks or child._forward_pre_hooks or child._backward_hooks
         # A hook or a parametrization may read the weight that the adapter changes.

@@ -103,7 +103,7 @@ def transformed(
 
 @factory
 def softmax_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
-    """Multinomial logistic regression from zero weights.
+    """Builds a multinomial logistic regression with zero weights.
 
     The problem is convex, so the start is only a convention. Features of any shape are flattened.
 
@@ -125,7 +125,7 @@ def softmax_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
 
 @factory
 def linear_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
-    """A linear map to one real number for each target, from zero weights.
+    """Builds a linear map to one real number for each target, with zero weights.
 
     Args:
         spec: the shape of the data.
@@ -148,8 +148,8 @@ def linear_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
 
 @factory
 def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
-    """Logistic regression from zero weights: one logit for two classes, or one for each label of an
-    example.
+    """Builds a logistic regression with zero weights: one logit for two classes, or one for each
+    label of an example.
 
     With 500 tags on 10,000 tokens, the StackOverflow model of Hu et al. 2023. More than two classes
     are for :func:`softmax_regression`.
@@ -183,7 +183,7 @@ def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
 def mlp(
     spec: DataSpec, *, hidden: Count = 64, layers: Count = 1, dropout: float = 0.0
 ) -> nn.Module:
-    """A perceptron with hidden layers of rectified units.
+    """Builds a perceptron with hidden layers of rectified units.
 
     Args:
         spec: the shape of the data.

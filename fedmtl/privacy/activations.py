@@ -188,7 +188,8 @@ class Activations(Channel):
 
     @property
     def answering(self) -> np.ndarray:
-        """Returns in which replicates the next activation releases something, bool (R,); public."""
+        """Returns the replicates in which the next activation releases something, bool (R,);
+        public."""
         window, start = self._next()
         answering: np.ndarray = window.answering[start]
         return answering

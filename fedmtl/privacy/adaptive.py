@@ -27,7 +27,7 @@ class AdaptiveClip:
     """The clip norms of a run, each of which follows a quantile from round to round.
 
     Args:
-        settings: how they follow it.
+        settings: the rule by which they follow it.
         names: of the releases.
     """
 

@@ -20,7 +20,7 @@ class BoundAsked(BoundSampler):
 
     Args:
         n, cohort: 1.
-        cohorts: how the server says that it draws.
+        cohorts: the server's statement on the law of its cohorts.
         max_uses: hard cap on the steps in which the client takes part; None if nothing is
             charged.
     """

@@ -34,7 +34,7 @@ def step_cost(
         privacy: settings with noise.
         delta: of every epsilon.
         max_steps: the largest number of steps; None without a limit.
-        bands: how the noise is correlated over rounds, or None.
+        bands: the correlation of the noise over rounds, or None.
 
     Raises:
         ConfigError: an allocation beside a clip norm that follows a quantile.

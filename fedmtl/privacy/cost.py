@@ -238,7 +238,7 @@ class PrivacyCost:
         return cls(**own)
 
     def _composed(self, uses: int, multiplier: float) -> tuple[DpEvent, int]:
-        """Returns an event and how often it happens in ``uses`` uses."""
+        """Returns an event and the number of its occurrences in ``uses`` uses."""
         if self.max_uses is not None and uses > self.max_uses:
             raise PrivacyError(
                 f"{uses} uses were charged, but the budget is allocated to {self.max_uses}."

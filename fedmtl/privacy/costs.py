@@ -75,8 +75,8 @@ class PrivacyCosts:
         multipliers: z of each kind, at a weight of 1; 0 is no noise.
         kind_of: int64 (P, m), the kind of every account; P is 1, or R if repetitions have settings
             of their own.
-        refuted: why the published accounting, which the events are, does not hold; epsilon is then
-            infinite.
+        refuted: the reason why the published accounting, that of the events, does not hold; epsilon
+            is then infinite.
     """
 
     kinds: tuple[PrivacyCost, ...]
@@ -195,7 +195,7 @@ def calibrated(
         refuted: see :class:`PrivacyCosts`.
 
     Returns:
-        The costs, and int64 (m,), how many uses of each account its budget affords.
+        The costs, and int64 (m,), the number of uses of each account that its budget affords.
 
     Raises:
         ConfigError: a budget that cannot be met.

@@ -43,7 +43,7 @@ class PublishedClaim:
 
     Attributes:
         claim: from a client's noise multiplier to the epsilon that is claimed of one activation.
-        why_invalid: why it does not hold, in words.
+        why_invalid: the reason why it does not hold.
         norm: in which the records' gradients are clipped there; None: the one that the law of the
             noise needs.
 

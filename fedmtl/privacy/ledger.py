@@ -208,8 +208,8 @@ class Ledger:
 
     @property
     def head(self) -> Head | None:
-        """The number of lines and the hash of the last one, also after :meth:`close`; None in
-        memory."""
+        """Returns the number of lines and the hash of the last one, also after :meth:`close`; None
+        in memory."""
         if self._file is None:
             return None
         return self._file.head

@@ -61,7 +61,7 @@ class QuantileClip(Checked):
 
         Args:
             denominator: m, the expected cohort.
-            relation: how the rows of neighbours differ, as for :func:`count_sensitivity`.
+            relation: the neighbour relation of the rows, as for :func:`count_sensitivity`.
         """
         return self.count_std(denominator) / count_sensitivity(relation)
 
@@ -95,7 +95,7 @@ def count_sensitivity(relation: Relation) -> float:
     Each bound is attained by a cohort of one client.
 
     Args:
-        relation: how the rows of neighbours differ: ``"replace"`` for zero-out too if clients
+        relation: the neighbour relation of the rows: ``"replace"`` for zero-out too if clients
             without data send rows.
     """
     return COUNT_BOUND * SHIFTS[relation]

@@ -156,7 +156,7 @@ class Release(ReleasePlan):
         clip: bound C on the vector of one unit; None without privacy, and for rows that are
             post-processing.
         noise: law of the noise, or None for clipping only.
-        bands: how the noise is correlated over rounds, or None if it is independent.
+        bands: the correlation of the noise over rounds, or None if it is independent.
         shares: the noise as shares that clients add in a secure sum; None if the server adds it.
 
     Example:

@@ -49,19 +49,19 @@ RECORDS_OUTSIDE = (
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyReport:
-    """Everything an epsilon depends on.
+    """The privacy report of a run: its epsilon, and all facts on which that depends.
 
     Attributes:
         unit, relation, observer: the protected unit, the difference of neighbours, the observer.
         epsilon, delta: spent so far; epsilon is infinite without noise and 0 when nothing was
             released. If every client has an account of its own, epsilon is the largest.
         claimed: the figure of a published accounting that does not hold; None elsewhere.
-        refuted: why it does not hold (epsilon is then infinite), or None.
+        refuted: the reason why it does not hold (epsilon is then infinite), or None.
         by_client: smallest, median and largest epsilon of the clients' own accounts, or None.
         budget: the epsilon that ends the run (the largest of the clients' own), or None.
         clip_norm, noise_multiplier, noise_std: C; noise scale over sensitivity; standard deviation
             of one coordinate of a released mean. A range of multipliers is written as its largest.
-        clipping: which norm is bounded, and how C adapts, in words.
+        clipping: the bounded norm, and the rule by which C adapts, in words.
         mechanism: the law of the noise.
         sampler: the cohort's law, in words.
         records: the law of the records drawn by a client, in words; None if the unit is a
@@ -69,7 +69,7 @@ class PrivacyReport:
         server: the guarantee of clients' own noise on their rows against the server, or the sums
             that a secure sum shows it, in words; None if it is trusted.
         releases: number of releases charged; ``names`` of the vectors.
-        accountant, source, numerics: how the figure and the noise were computed.
+        accountant, source, numerics: the computation of the figure and of the noise.
         ledger: the file of the charges.
         run: identity of the run, the hash of its ledger's first line; None if no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the
@@ -354,7 +354,7 @@ def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class SignalToNoise:
-    """The signal-to-noise ratio of the loudest release, from public quantities only.
+    """The signal-to-noise ratio of a release, from public quantities only.
 
     Attributes:
         noise_norm: expected L2 norm of the noise on a released mean, about std sqrt(D), the loudest

@@ -1,4 +1,4 @@
-"""The privacy report of a run, and how loud its noise is: both from public facts alone."""
+"""The privacy report of a run, and its signal-to-noise ratio: both from public facts alone."""
 
 from __future__ import annotations
 
@@ -64,14 +64,16 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
 
 
 def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
-    """Returns the signal-to-noise ratio of the loudest release, from public quantities only.
+    """Returns the signal-to-noise ratio of a run, from public quantities only.
+
+    It is that of the loudest release of rows; under record-level privacy that of the mean gradient
+    of a client, with the median of the clients' noise, or of all drawn records in a secure sum.
 
     Args:
         channel: of the run.
 
     Returns:
-        None without noise, and for clients that act one at a time: no single figure says how loud
-        their noise is.
+        None without noise, and for clients that act one at a time, whose noise has no single scale.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FullParticipation

@@ -63,7 +63,7 @@ class BoundSampler(ABC):
     Attributes:
         n: the population.
         cohort: m, the expected size of a cohort.
-        relation: how neighbouring populations differ, against a coalition of all other clients,
+        relation: the neighbour relation of populations, against a coalition of all other clients,
             which keeps state between steps.
         amplified: True if the event of one step accounts for secrecy of the sample.
         per_participation: True if a client is charged for each step it took part in, not everybody
@@ -130,7 +130,7 @@ class BoundSampler(ABC):
 
     @property
     def to_the_server(self) -> BoundSampler:
-        """Returns the sampler for an observer who knows who takes part, as a server does.
+        """Returns the sampler for an observer that knows the participants, as a server does.
 
         Raises:
             PrivacyError: it amplifies, which nothing does against that observer.

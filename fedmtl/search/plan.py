@@ -111,7 +111,7 @@ def _check_quantiles(candidates: Mapping[str, Trainer]) -> None:
 
 
 def _objections(trainer: Trainer) -> Iterator[str]:
-    """Yields why a trainer cannot be a candidate."""
+    """Yields the reasons why a trainer cannot be a candidate."""
     privacy = trainer.privacy
     if not isinstance(privacy, ClientPrivacy):
         kind: str | None = None

@@ -98,7 +98,8 @@ class Stage:
 
     @property
     def left_out(self) -> set[str]:
-        """The clients that are in no comparison: those that diverged, or have no finite loss."""
+        """Returns the clients that are in no comparison: those that diverged, or have no finite
+        loss."""
         losses = self.by_client.get("loss", {})
         return {*self.diverged, *(name for name, loss in losses.items() if not isfinite(loss))}
 

@@ -61,7 +61,7 @@ def conclude(
         evaluations: of the run so far; the last state is added.
         state: after the last step.
         step: number of steps done.
-        stopped: why they ended, see :func:`~.run.ends`.
+        stopped: the reason of the end, see :func:`~.run.ends`.
     """
     settings = plan.settings
     algorithm = plan.algorithm

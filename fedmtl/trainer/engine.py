@@ -76,7 +76,7 @@ class Engine:
 
         Args:
             plan: of the run.
-            channel: which has charged the block.
+            channel: the one that has charged the block.
             state: before the block; it may be changed in place.
             block: a round, or activations.
         """

@@ -252,7 +252,7 @@ def _table(
         outputs: (M, N, ...), of one client's examples after those of another.
         y: (N, ...), the targets.
         values: float64 (3, M, N), losses, scores and weights.
-        counts: int64 (k,), how many examples each client has.
+        counts: int64 (k,), the number of examples of each client.
         metrics: the others, m.
     """
     sums = torch.zeros(3, len(outputs), len(counts), dtype=torch.float64)

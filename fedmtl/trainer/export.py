@@ -120,7 +120,7 @@ def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tu
     accepted, bool (n, 1).
 
     Args:
-        column: how it is coded.
+        column: its coding.
         value: float64 (n, 1), a number, that of a category, or days since 1970-01-01; NaN for a
             missing one.
         ends: of its range, float64 (2,).

@@ -75,7 +75,7 @@ class RunFolder:
 
     @property
     def started(self) -> bool:
-        """True if a run has begun here."""
+        """Returns True if a run has begun here."""
         return self.ledger.exists() or self.checkpoint.exists()
 
     def make(self) -> None:
@@ -204,8 +204,8 @@ class RunFolder:
 
     @property
     def seal(self) -> str:
-        """The hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when a run
-        has ended."""
+        """Returns the hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when
+        a run has ended."""
         return sha256(self.public / MANIFEST)
 
 

@@ -55,8 +55,8 @@ def personalize(  # noqa: PLR0913 - the settings of a trainer that apply to new 
         model: such as :meth:`Result.shared_model() <fedmtl.Result.shared_model>`, or one read from
             ``public/``.
         data: the new clients' data, as of :class:`~fedmtl.Trainer`.
-        finetune: how; None for the defaults of :class:`~fedmtl.Finetune`. Only the given model can
-            be started from.
+        finetune: the settings; None for the defaults of :class:`~fedmtl.Finetune`. Only the given
+            model can be started from.
         trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model
             that came from a result remembers its own, with None.
         loss: as of :class:`~fedmtl.Trainer`.

@@ -102,7 +102,7 @@ class Models:
 
     @property
     def owners(self) -> frozenset[str]:
-        """The clients that have a model of their own here."""
+        """Returns the clients that have a model of their own here."""
         return frozenset(() if self.result is None else self.result.owners)
 
 

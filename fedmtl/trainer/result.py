@@ -154,7 +154,7 @@ class Result(Scored):
 
     @property
     def epsilon(self) -> float:
-        """The epsilon that was spent, see :attr:`privacy`."""
+        """Returns the epsilon that was spent, see :attr:`privacy`."""
         return self.privacy.epsilon
 
     def __repr__(self) -> str:
@@ -171,7 +171,8 @@ class Result(Scored):
 
     @property
     def length(self) -> str:
-        """The number of rounds or activations, in words; 0 for new clients, which only finetune."""
+        """Returns the number of rounds or activations, in words; 0 for new clients, which only
+        finetune."""
         count = 0
         if self.algorithm != "released":  # whose one round trains nobody
             count = self.final["round"]
@@ -179,18 +180,18 @@ class Result(Scored):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The means over clients of the metrics of their own models, by name: of the loss, the main
-        metric, and those that were asked for."""
+        """Returns the means over clients of the metrics of their own models, by name: of the loss,
+        the main metric, and those that were asked for."""
         return {name: self.final[name] for name in self.by_client if name in self.final}
 
     @property
     def diverged(self) -> int:
-        """The number of scored clients whose own models have a loss that is not finite."""
+        """Returns the number of scored clients whose own models have a loss that is not finite."""
         return sum(not math.isfinite(loss) for loss in self.by_client["loss"].values())
 
     @property
     def lost(self) -> str:
-        """The reason why nothing was learned; empty if something was."""
+        """Returns the reason why nothing was learned; empty if something was."""
         if not self.trained or self.stopped == "diverged":
             reason = (
                 f"{'nearly ' * self.trained}every local training ended in a model that is not "
@@ -224,9 +225,9 @@ class Result(Scored):
         Args:
             data: of the new clients, as :class:`~fedmtl.Trainer` takes them, coded as those of the
                 run (features, classes).
-            finetune: how; ``None`` for the settings of the run, without a choice on validation
-                records, or if the run did not finetune for :class:`~fedmtl.Finetune` with the
-                local solver of the algorithm. Everybody starts from the released model.
+            finetune: the settings; ``None`` for those of the run, without a choice on validation
+                records, or if the run did not finetune for :class:`~fedmtl.Finetune` with the local
+                solver of the algorithm. Everybody starts from the released model.
             device: as of :class:`~fedmtl.Trainer`; ``None`` for that of the released model.
             folder: as of :class:`~fedmtl.Trainer`.
 
@@ -285,7 +286,7 @@ class Result(Scored):
 
     @property
     def bands(self) -> list[dict[str, Any]]:
-        """The last rows of the history, one for each budget; a single one without
+        """Returns the last rows of the history, one for each budget; a single one without
         ``replicates``."""
         return [row for row in self.history if row["round"] == self.final["round"]]
 
@@ -327,8 +328,8 @@ class Result(Scored):
 
     @property
     def beside_local(self) -> tuple[float, float, float] | None:
-        """The shares of the clients whose personal model scores better than, as, and worse than
-        the local one; None without the baseline ``"local"``, or a client to compare."""
+        """Returns the shares of the clients whose personal model scores better than, as, and worse
+        than the local one; None without the baseline ``"local"``, or a client to compare."""
         local = self.baselines.get("local")
         if local is None:
             return None
@@ -338,8 +339,8 @@ class Result(Scored):
 
     @property
     def verdict(self) -> str:
-        """The comparison with local training in one sentence: better, the same or worse by the
-        mean, how many clients gain and lose, and the largest losses. Empty without the baseline
+        """Returns the comparison with local training in one sentence: better, the same or worse by
+        the mean, how many clients gain and lose, and the largest losses. Empty without the baseline
         ``"local"``, and for replicates."""
         local = self.baselines.get("local")
         # Scores by client are those of the first replicate only.

@@ -57,7 +57,7 @@ def run(plan: RunPlan, engine: Engine, resume: bool) -> Result:
     """Computes all steps of a run and returns the result, without baselines.
 
     Args:
-        plan: all that is settled before the first step.
+        plan: the settings and the problem of the run, checked and complete.
         engine: computes the clients' part.
         resume: True to start from the last checkpoint in the folder, if there is one.
 

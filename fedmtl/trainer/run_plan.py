@@ -1,4 +1,5 @@
-"""The plan of a run: all that is settled before its first release."""
+"""The plan of a run: its settings, checked and complete, its data and its model, before the first
+release."""
 
 from __future__ import annotations
 

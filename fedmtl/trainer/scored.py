@@ -62,7 +62,7 @@ class Finetuned:
 
     @property
     def choices(self) -> dict[str, float]:
-        """The shares of the clients that chose each model, the most frequent one first."""
+        """Returns the shares of the clients that chose each model, the most frequent one first."""
         return {
             name: count / len(self.chosen)
             for name, count in Counter(self.chosen.values()).most_common()
@@ -160,26 +160,26 @@ class Scored:
 
     @property
     def by_client(self) -> ByClient:
-        """The scores of each client's own model, by metric and id:
+        """Returns the scores of each client's own model, by metric and id:
         ``by_client["auc"]["client-7"]``."""
         # Models are scored in the order in which they are made; the last ones are kept.
         return list(self.scores.values())[-1]
 
     @property
     def shared_by_client(self) -> ByClient | None:
-        """The scores of the shared model; ``None`` without one."""
+        """Returns the scores of the shared model; ``None`` without one."""
         return self.scores.get("shared")
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """The clients of the rows of ``personal``."""
+        """Returns the clients of the rows of ``personal``."""
         if self.evaluated is None:
             return self.ids
         return self.evaluated
 
     @property
     def shown(self) -> tuple[Metric, ...]:
-        """The main metric, and those that were asked for."""
+        """Returns the main metric, and those that were asked for."""
         return (
             REGISTRY[self.metric],
             *(metric for metric in self.asked if metric.name != self.metric),
@@ -187,12 +187,12 @@ class Scored:
 
     @property
     def personal_accuracy(self) -> Mapping[str, float]:
-        """The main metric of each client's own model, by id."""
+        """Returns the main metric of each client's own model, by id."""
         return self.by_client[self.metric]
 
     @property
     def shared_accuracy(self) -> Mapping[str, float] | None:
-        """The main metric of the shared model, by id; ``None`` without one."""
+        """Returns the main metric of the shared model, by id; ``None`` without one."""
         if self.shared_by_client is None:
             return None
         return self.shared_by_client[self.metric]

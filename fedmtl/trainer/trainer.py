@@ -81,8 +81,8 @@ class Trainer(Settings):
             released. With automatic settings, and for linear models of one real target or of a
             table of classes with any algorithm, ``"local"`` is tuned on left-out records;
             ``Local(local=...)`` trains by a solver.
-        finetune: how every client trains further after the run, from a released model or its own,
-            on its own data: :class:`~fedmtl.Finetune`, :class:`~fedmtl.Average` or
+        finetune: the further training of every client after the run, from a released model or its
+            own, on its own data: :class:`~fedmtl.Finetune`, :class:`~fedmtl.Average` or
             ``"average"``, an object or the ``name`` of a class of your own; ``None`` for not at
             all. ``"auto"`` is ``None`` if an algorithm is given. The finetuned models are the
             personal models of the result, and cost no epsilon because nothing is sent. Baselines
@@ -90,7 +90,7 @@ class Trainer(Settings):
         device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on
             the CPU in any case.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
-        execution: how client work runs.
+        execution: settings of the clients' computation, such as the number of processes.
         eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
         evaluate_clients: number of clients of a large population that are evaluated: a random
             sample of those with test examples, the same at every evaluation and for every baseline.
@@ -195,7 +195,7 @@ class Trainer(Settings):
 
     @cached_property
     def bound_schedule(self) -> BoundSampler | BoundSchedule:
-        """The schedule of the clients of the data, and of canaries behind them."""
+        """Returns the schedule of the clients of the data, and of canaries behind them."""
         canaries = 0
         # Canaries of records are in the data of the clients, which take part as before.
         if self.audit is not None and not isinstance(self.privacy, RecordPrivacy):
@@ -206,13 +206,14 @@ class Trainer(Settings):
 
     @cached_property
     def comparisons(self) -> dict[str, Algorithm]:
-        """The baselines by name."""
+        """Returns the baselines by name."""
         return named_baselines(self.baselines, self.algorithm, self._alone)
 
     @property
     def _alone(self) -> Algorithm | None:
-        """The baseline ``"local"`` of a linear model of one real target, or of a table of classes,
-        that of the registered personalization, such as the average of a client's own models.
+        """Returns the baseline ``"local"`` of a linear model of one real target, or of a table of
+        classes, that of the registered personalization, such as the average of a client's own
+        models.
 
         It is None for other models, data and losses, whose baseline is local training.
         """
@@ -229,12 +230,12 @@ class Trainer(Settings):
 
     @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:
-        """The metrics by name and function."""
+        """Returns the metrics by name and function."""
         return resolve_metrics(self.metrics, self.data.spec, self.data.name, self.loss)
 
     @property
     def runs(self) -> int:
-        """M, the number of replicates: R at each of the epsilons.
+        """Returns M, the number of replicates: R at each of the epsilons.
 
         Run m = e R + r is repetition r at the e-th epsilon, with its own schedule and its own
         noise, both drawn from (seed, m). The data, their split and the public starting point are
@@ -244,7 +245,7 @@ class Trainer(Settings):
 
     @cached_property
     def privacies(self) -> tuple[Privacy | None, ...]:
-        """The privacy of each of the M runs; a single one if all have the same."""
+        """Returns the privacy of each of the M runs; a single one if all have the same."""
         if self.privacy is None or self.epsilons is None:
             return (self.privacy,)
         each = [replace(self.privacy, epsilon=epsilon) for epsilon in self.epsilons]
@@ -252,8 +253,8 @@ class Trainer(Settings):
 
     @property
     def budgets(self) -> list[tuple[float | None, slice]]:
-        """The budgets with the runs that have them; None without a budget, and of budgets by client
-        the largest one."""
+        """Returns the budgets with the runs that have them; None without a budget, and of budgets
+        by client the largest one."""
         size = self.replicates
         if self.epsilons is not None:
             return [
@@ -267,7 +268,7 @@ class Trainer(Settings):
 
     @cached_property
     def noiseless(self) -> bool:
-        """True if no run has noise, so that nothing is protected."""
+        """Returns True if no run has noise, so that nothing is protected."""
         return all(privacy is None or privacy.noiseless for privacy in self.privacies)
 
     def problem(self, *, ranks: Ranks = SINGLE) -> Problem:

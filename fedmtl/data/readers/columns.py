@@ -33,7 +33,7 @@ class Table:
         frame: n rows.
         file: for messages.
         client_of: the client of each row (n,), for messages; None if no column says it.
-        form: how the text of the file is written; None of a file or a table that is no text.
+        form: the format of the file's text; None of a file or a table that is no text.
         settable: the user can set ``form``.
         kept: the row of the file of each row (n,); None if all rows are kept.
     """

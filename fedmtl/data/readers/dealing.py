@@ -170,7 +170,7 @@ def assemble(
         x: features (n, d) of all rows, private and public, float32.
         y: targets (n,), float32, or int64 labels with ``classes``.
         parts: each client's row numbers.
-        public: which rows are public.
+        public: numbers of the public rows, or a slice.
         test_fraction: share of each client's rows held out for test; None keeps all rows for
             training and tests every client on the public rows.
         seed: of the split, keyed by the client's id.

@@ -27,7 +27,7 @@ def read_text(
 
     Args:
         file: one of :data:`SUFFIXES`.
-        form: how it is written.
+        form: the format of its text.
         text: columns that are kept as they are written.
         settable: the user can set the format by ``data.separator``, ``data.decimal``,
             ``data.encoding``, ``data.comment``; for messages.

@@ -38,7 +38,7 @@ class TableSchema:
         target_scale: ``"log"`` if the logarithm of the target, within that of the range, is mapped.
         client: the column that names the client of a row; None without one.
         integers: True if features are whole numbers, for models of tokens.
-        form: how the text of a file of such rows is written; None of a table of another kind.
+        form: the format of the text of a file of such rows; None of a table of another kind.
         declared: True if names and categories were given as settings. If not, they were read off
             the table.
     """

@@ -38,8 +38,8 @@ class StackOverflowSettings:
 
     Args:
         root: the file, or its folder.
-        tokens: how many of the commonest tokens are features.
-        tags: how many of the commonest tags are labels.
+        tokens: number of the commonest tokens, which are the features.
+        tags: number of the commonest tags, which are the labels.
         counts: the folder of ``stackoverflow.word_count`` and ``stackoverflow.tag_count``, the
             public counts that TensorFlow Federated distributes; None looks beside the data. Without
             them the commonest are counted in the data, which the dataset's notes say.

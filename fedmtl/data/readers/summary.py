@@ -73,7 +73,7 @@ class Summary:
         skewed: all numbers are above 0, many are distinct, and their mean is far above their
             median.
         marked: the categories are numbers with units or other marks, such as ``3 days``.
-        doubt: why it is no feature and no target, or an empty text.
+        doubt: the reason why it is no feature and no target, or an empty text.
         remedy: the change that makes it a feature or a target.
     """
 

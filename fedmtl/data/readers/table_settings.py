@@ -75,7 +75,8 @@ class TableSettings:
         test_path: a second table with the test rows, which has the same columns; None holds out
             rows of the first. Clients without rows in the first one are left out, as
             :meth:`FederatedDataset.from_tensors` says.
-        split: which rows are held out: ``"random"``, or ``"time"`` for the latest of each client.
+        split: the choice of the test rows: ``"random"``, or ``"time"`` for the latest of each
+            client.
         time: for ``split="time"``, the column of dates, times or numbers by which rows are ordered.
         test_fraction: share of each client's rows held out for test; None for 0.2.
         seed: of the split, keyed by the client.
@@ -89,7 +90,7 @@ class TableSettings:
             tab.
         decimal: before the decimals of a number: ``"point"`` or ``"comma"``.
         encoding: of the letters, by Python's name, such as ``"utf-16"`` or ``"cp1252"``.
-        comment: how lines above the heading begin that are left out, such as ``"#"``.
+        comment: the beginning of lines above the heading that are left out, such as ``"#"``.
 
     Raises:
         ConfigError: an impossible setting, or settings that contradict each other.

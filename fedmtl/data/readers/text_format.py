@@ -31,7 +31,7 @@ class Format:
         separator: the letter between fields; a space stands for any number of blanks.
         decimal: the letter before the decimals of a number.
         encoding: of the letters, by Python's name.
-        comment: how a line begins that is left out above the heading; empty for none.
+        comment: the beginning of lines above the heading that are left out; empty for none.
     """
 
     separator: str = ","
@@ -54,7 +54,7 @@ def format_of(
         separator: a name of :data:`SEPARATORS`, or the letter itself.
         decimal: a name of :data:`DECIMALS`, or the letter itself.
         encoding: a name that Python knows.
-        comment: how a line begins that is left out above the heading, or None.
+        comment: the beginning of lines above the heading that are left out, or None.
 
     Raises:
         ConfigError: another setting.

@@ -103,7 +103,7 @@ def discrete_gaussian(
 
     Args:
         words: count -> (count,) uint64 fresh random words.
-        size: how many, at least 1.
+        size: number of draws, at least 1.
         deviation: s, above 0 and below 2**47, of any size (2**40 and more if it is accounted
             for).
         margin: relative error of doubles; whatever it is, the numbers made of the same words are

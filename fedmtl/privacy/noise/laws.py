@@ -50,7 +50,7 @@ class NoiseLaw(Checked, ABC):
         multiplier: scale of the noise in units of the sensitivity, above 0.
 
     Attributes:
-        name: as settings call it (``mechanism=``).
+        name: its name in settings (``mechanism=``).
         norm: in which it needs the sensitivity, so in which rows are clipped.
         pure: True if one release has pure epsilon 1 / ``multiplier``, with delta 0.
         joint: True if several releases under one coin are one release of the concatenated vector,
@@ -58,8 +58,9 @@ class NoiseLaw(Checked, ABC):
         cell: the most that a cell of the public grid of secure mode is wide, over the scale of the
             noise.
         matrices: True if it is noise on symmetric matrices only.
-        refuted: why the event does not hold, for the law of a paper that protects nothing: the
-            event is then that of the paper's claim, and epsilon is infinite. Else None.
+        refuted: the reason why the event does not hold, for the law of a paper that protects
+            nothing: the event is then that of the paper's claim, and epsilon is infinite. Else
+            None.
 
     Example:
         >>> from fedmtl.privacy import GaussianNoise, NoiseLaw, SeededSource
@@ -140,7 +141,7 @@ class NoiseLaw(Checked, ABC):
         Args:
             sources: of each of R repetitions.
             purpose: name of the release.
-            uses: int64 (S, R), how often the client had such noise before.
+            uses: int64 (S, R), the number of the client's uses of such noise before.
             keys: int64 (S, R) keys of the clients; with a seeded source entry (s, r) is a function
                 of (seed, purpose, r, uses[s, r], keys[s, r]) whatever else is drawn, with a secure
                 one only the shape matters.

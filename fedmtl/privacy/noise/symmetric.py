@@ -76,7 +76,7 @@ def outer_sensitivity(clip_norm: float, relation: Relation, *, diagonal_norm: No
 
     Args:
         clip_norm: K, bound on ``||w||_2``.
-        relation: how neighbours differ.
+        relation: the neighbour relation.
         diagonal_norm: ``"l2"`` for the whole matrix, or the diagonal in that norm; ``"l1"`` only
             for the diagonal.
     """
