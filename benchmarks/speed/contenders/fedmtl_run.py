@@ -16,6 +16,7 @@ from fedmtl import (
     ClientPrivacy,
     Execution,
     FedProx,
+    FixedCohort,
     LocalSGD,
     PoissonSampling,
     RecordPrivacy,
@@ -27,7 +28,7 @@ from fedmtl.algorithms.problem import Tally
 from fedmtl.data import FederatedDataset
 from fedmtl.data.transforms import Affine
 from fedmtl.local import plan_batches
-from fedmtl.privacy import Channel, open_channel
+from fedmtl.privacy import BoundSampler, Channel, open_channel
 from fedmtl.ranks import SINGLE, Ranks
 from fedmtl.schedules import rounds as round_events
 from fedmtl.trainer.channel_setup import releases_of
@@ -107,7 +108,10 @@ class Run:
             amount = {"epsilon": settings["epsilon"]}
         unit = RecordPrivacy if records else ClientPrivacy
         privacy = unit(clip_norm=settings["clip"], delta=1e-5, **amount)
-        sampler = PoissonSampling(cohort=settings["cohort"]).bind(len(data))
+        cohort = settings["cohort"]
+        sampler: BoundSampler = PoissonSampling(cohort=cohort).bind(len(data))
+        if records:  # of whose clients each has a cap on its rounds, here all of them
+            sampler = FixedCohort(cohort=cohort, max_uses=rounds).bind(len(data))
         plans = releases_of(algorithm, problem, sampler)
         order = torch.argsort(data.keys, stable=True)
         channel = open_channel(
