@@ -13,6 +13,7 @@ five times that of a direct sum.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,13 +133,26 @@ class Convolution:
             parameters, columns, filters, product.view(-1, batch, wide, outputs)[:high]
         )
 
+    def pooled(self, product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the largest values of windows of 2 x 2 of a product (H, B, W, O), and ``across``
+        and ``down`` of the tape; the product itself without a pool, where nothing reads these.
+
+        If several are equal, the first of a window is the largest, as in PyTorch.
+        """
+        if not self.pools:
+            return product, product, product
+        high, batch, wide, outputs = product.shape
+        left, right = product.view(high, -1, 2, outputs).unbind(2)
+        upper, lower = torch.maximum(left, right).view(high // 2, 2, -1, outputs).unbind(1)
+        value = torch.maximum(upper, lower).view(high // 2, batch, wide // 2, outputs)
+        return value, right - left, lower - upper
+
     def finished(
         self, parameters: Views, columns: Tensor, filters: Tensor, product: Tensor
     ) -> Tape:
         """Returns the layer's values from its product: pooled, with the bias, under the function.
 
-        In this order there is least to do, and the values are the same. If several are
-        equal, the first of a window is the largest, as in PyTorch.
+        In this order there is least to do, and the values are the same.
 
         Args:
             parameters: of the copy.
@@ -146,16 +160,7 @@ class Convolution:
             filters: remembered for the gradient.
             product: (H, B, W, O), overwritten.
         """
-        value = product
-        across = product  # without a pool nothing reads it
-        down = product
-        if self.pools:
-            high, batch, wide, outputs = product.shape
-            left, right = product.view(high, -1, 2, outputs).unbind(2)
-            upper, lower = torch.maximum(left, right).view(high // 2, 2, -1, outputs).unbind(1)
-            across = right - left
-            down = lower - upper
-            value = torch.maximum(upper, lower).view(high // 2, batch, wide // 2, outputs)
+        value, across, down = self.pooled(product)
         if self.bias is not None:
             value = value.add_(parameters[self.bias])
         if self.function is not None:
@@ -276,7 +281,9 @@ class ConvolutionalNetwork:
             return None
         return cls(tuple(stages), head)
 
-    def _fits(self, shape: tuple[int, ...]) -> bool:
+    def fits(self, shape: tuple[int, ...], largest: float = math.inf) -> bool:
+        """Returns true for images (C, H, W) that the stages take one after another, none of which
+        makes more than ``largest`` numbers of an image."""
         if len(shape) != 3:
             return False
         channels = shape[0]
@@ -292,18 +299,21 @@ class ConvolutionalNetwork:
             numbers = channels * size[0] * size[1]
             if stage.pools:  # the convolution before the pool has four times as many
                 numbers *= 4
-            if numbers > _LARGEST:
+            if numbers > largest:
                 return False
         return channels * size[0] * size[1] == self.head.layers[0].inputs
 
     def forward(self, rows: Tensor, x: Tensor) -> list[Any] | None:
         """Returns the intermediate values of the gradients, and last the output (1, B, outputs).
 
-        None for several copies, on another device than a CPU, and for an input that is no batch of
-        images of the right size and dtype.
+        None for several copies, and for an input that is no batch of images of the right size and
+        dtype.
         """
-        single = rows.shape[0] == 1 and rows.device.type == "cpu"
-        if not single or x.dtype != rows.dtype or not self._fits(tuple(x.shape[2:])):
+        if (
+            rows.shape[0] > 1
+            or x.dtype != rows.dtype
+            or not self.fits(tuple(x.shape[2:]), _LARGEST)
+        ):
             return None
         parameters = self.head.layout.views(rows[0])
         tapes = [self.stages[0].of_images(parameters, x[0])]

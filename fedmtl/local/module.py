@@ -14,8 +14,25 @@ from .convolutions import ConvolutionalNetwork
 from .dropout import KeyedDropout
 from .layout import Layout
 from .products import Perceptron
+from .unfolded import UnfoldedNetwork
 
 _ALIGNED = 16
+
+
+Network = Perceptron | ConvolutionalNetwork | UnfoldedNetwork
+"""A network by products: it has the functions ``forward`` and ``descend``."""
+
+
+def _network_of(module: nn.Module, layout: Layout, device: torch.device) -> Network | None:
+    """Returns the network by products that is made for a device; None if the module is none."""
+    perceptron = Perceptron.of(module, layout)
+    if perceptron is not None:
+        return perceptron
+    convolutions = ConvolutionalNetwork.of(module, layout)
+    # A CPU computes the convolutions of one copy after another, a GPU those of all copies at once.
+    if convolutions is not None and device.type != "cpu":
+        return UnfoldedNetwork(convolutions)
+    return convolutions
 
 
 class StackedModule:
@@ -65,9 +82,7 @@ class StackedModule:
         )
         self.layout = Layout.of(self.train_module)
         # Batched products are faster than vmap; None leaves the work to vmap.
-        self.network = Perceptron.of(self.train_module, self.layout) or ConvolutionalNetwork.of(
-            self.train_module, self.layout
-        )
+        self.network = _network_of(self.train_module, self.layout, like.device)
         self._dropouts = [
             n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)
         ]

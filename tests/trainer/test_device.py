@@ -20,6 +20,7 @@ from fedmtl import (
     RecordPrivacy,
     models,
 )
+from fedmtl.data import FederatedDataset
 from tests import small
 from tests.helpers import ragged_classification, regression
 from tests.methods import NETWORKS
@@ -45,6 +46,25 @@ def small_cnn(spec: Any) -> nn.Module:
     )
 
 
+def image_cnn(spec: Any) -> nn.Module:
+    """A network whose convolutions are batched products."""
+    first = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(
+        first, nn.Conv2d(2, 3, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(27, 3)
+    )
+
+
+def images() -> FederatedDataset:
+    """Clients of 4 to 9 images of 6 x 6."""
+    generator = torch.Generator().manual_seed(0)
+    rows = {}
+    for client in range(7):
+        size = 4 + client % 6
+        x = torch.randn(size, 1, 6, 6, generator=generator, dtype=torch.float64)
+        rows[f"client-{client}"] = (x, torch.randint(0, 3, (size,), generator=generator))
+    return FederatedDataset.from_tensors(rows, test_fraction=0.3, classes=3, name="images")
+
+
 NAMES = (
     "pmtl",
     "pmtl, running mean",
@@ -65,6 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "network": {"model": network},
     "small cnn": {"model": small_cnn},
+    "images": {"model": image_cnn, "data": images()},
     "evaluated clients": {
         "evaluate_clients": 4,
         "finetune": Finetune(validation=0.3),

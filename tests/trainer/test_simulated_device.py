@@ -11,7 +11,7 @@ from tests import small
 from tests.helpers import ragged_classification
 from tests.methods import NETWORKS
 from tests.simulated_device import NAME, Device, Remote, simulated
-from tests.trainer.test_device import CASES, network, small_cnn
+from tests.trainer.test_device import CASES, image_cnn, images, network, small_cnn
 
 TWICE = ("apfl", "fedrep")
 """Methods whose clients train twice in a round, which counts the models that diverged twice."""
@@ -48,7 +48,18 @@ def test_a_run_on_a_device_gives_the_numbers_of_the_cpu(case):
 
 
 @pytest.mark.parametrize(
-    "case", ["pmtl", "pmtl, running mean", "fedavg", "apfl", "fedrep", "ppsgd", "adam", "small cnn"]
+    "case",
+    [
+        "pmtl",
+        "pmtl, running mean",
+        "fedavg",
+        "apfl",
+        "fedrep",
+        "ppsgd",
+        "adam",
+        "small cnn",
+        "images",
+    ],
 )
 def test_the_host_waits_twice_in_a_round(case):
     # for the number of models that diverged in each training, and for the sum
@@ -62,9 +73,10 @@ def test_the_host_waits_twice_in_a_round(case):
         {},
         {"model": network},
         {"model": small_cnn},
+        {"model": image_cnn, "data": images()},
         {"model": small_cnn, "privacy": RecordPrivacy(clip_norm=1.0, epsilon=8.0)},
     ],
-    ids=["perceptron", "dropout", "convolution", "records"],
+    ids=["perceptron", "dropout", "convolution", "images", "records"],
 )
 def test_a_local_step_makes_nobody_wait(more):
     few, many = (
