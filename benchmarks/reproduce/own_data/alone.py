@@ -24,7 +24,7 @@ def alone(data: FederatedDataset) -> dict[str, float]:
     """Return the mean error over clients of tuned models, and of averaged ones."""
     errors = []
     for client in range(len(data)):
-        (x, y), (x_test, y_test) = (_rows(data, side, client) for side in ("train", "test"))
+        (x, y), (x_test, y_test) = (rows_of(data, side, client) for side in ("train", "test"))
         if len(y) and len(y_test):
             errors.append(
                 (_numbers if data.classes is None else _classes)(x, y, x_test, y_test, data)
@@ -32,7 +32,8 @@ def alone(data: FederatedDataset) -> dict[str, float]:
     return dict(zip((ALONE, ALONE_AVERAGED), map(mean, zip(*errors, strict=True)), strict=True))
 
 
-def _rows(data: FederatedDataset, side: str, client: int) -> tuple[Array, Array]:
+def rows_of(data: FederatedDataset, side: str, client: int) -> tuple[Array, Array]:
+    """Return the features (n, d) and the targets (n,) of a client's training or test rows."""
     first, end = getattr(data, side).offsets[client : client + 2].tolist()
     x, y = data.gather(side, torch.arange(first, end), dtype=torch.float64)
     return x.flatten(1).numpy(), y.numpy()
@@ -46,9 +47,9 @@ def open_by_hand(data: FederatedDataset) -> dict[str, float]:
     pooled rows, or on rows less the means of their client. Own slopes of infinite penalty are the empirical-Bayes
     intercept. The pooled regression is not fitted again without each record.
     """
-    clients = [(_rows(data, "train", i), _rows(data, "test", i)) for i in range(len(data))]
+    clients = [(rows_of(data, "train", i), rows_of(data, "test", i)) for i in range(len(data))]
     clients = [(train, test) for train, test in clients if len(train[1]) and len(test[1])]
-    bases = [_pooled([train for train, _ in clients], within) for within in (False, True)]
+    bases = [pooled([train for train, _ in clients], within) for within in (False, True)]
     left_out, errors = [], []
     for (x, y), (x_test, y_test) in clients:
         records = Records.of(x, y, True, data.limit)
@@ -62,7 +63,7 @@ def open_by_hand(data: FederatedDataset) -> dict[str, float]:
     return {OPEN: float(np.mean(errors, 0)[chosen])}
 
 
-def _pooled(rows: list[tuple[Array, Array]], within: bool) -> Array:
+def pooled(rows: list[tuple[Array, Array]], within: bool) -> Array:
     """Return [weights, bias] of a regression on the rows of all clients, or on rows less their client's means."""
     x = np.concatenate([x - x.mean(0) * within for x, _ in rows])
     y = np.concatenate([y - y.mean() * within for _, y in rows])
