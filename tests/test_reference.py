@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 from benchmarks.reference import __main__ as command
-from benchmarks.reference import page, records, studies, training
+from benchmarks.reference import beside_pfl, page, records, studies, training
 from benchmarks.reference.problems import DIGITS, load, missing
 from benchmarks.reference.rows import BY_NAME, ROWS
 from benchmarks.reference.settings import EPSILONS, NO_NOISE, NOTHING_SENT, SEEDS, Row
@@ -170,6 +172,74 @@ def test_models_are_those_of_another_program(method):
     (line,) = studies.Place("reference", "pfllib.csv", (("method", method),)).lines()
     assert line["fedmtl"] == line["pfllib"]
     assert float(line["difference"]) < 1e-9
+
+
+def test_the_work_of_the_other_program_is_that_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(beside_pfl, "ROUNDS", 2)
+    run = beside_pfl.ours("none", 0)
+    beside_pfl.write(tmp_path / "work.npz", run, "none", 0)
+    work = dict(np.load(tmp_path / "work.npz"))
+    x, y = torch.from_numpy(work["x"]), torch.from_numpy(work["y"])
+    shared = torch.from_numpy(work["initial"])
+    turns = iter(work["rows"])
+    clipped = 0
+    for size in work["sizes"]:
+        total = torch.zeros_like(shared)
+        for _ in range(size):
+            rows = torch.from_numpy(next(turns))
+            module = torch.nn.Linear(64, 10)
+            torch.nn.utils.vector_to_parameters(shared.clone(), module.parameters())
+            steps = torch.optim.SGD(module.parameters(), lr=0.1)
+            for batch in rows.split(10):
+                steps.zero_grad()
+                torch.nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
+                steps.step()
+            update = torch.nn.utils.parameters_to_vector(module.parameters()).detach() - shared
+            clipped += int(update.norm() > 0.4)
+            total += update * min(1.0, 0.4 / float(update.norm()))
+        shared = shared + total / 50
+    assert next(turns, None) is None
+    assert clipped == len(work["rows"]) == work["sizes"].sum()
+    assert torch.allclose(shared, run.model, rtol=0, atol=1e-6)
+    assert not torch.allclose(run.initial, run.model, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize(("noise", "rate", "scale"), [("clients", 0.05, 1), ("population", 0.001, 0.05)])  # fmt: skip
+def test_the_noise_of_the_other_program_costs_its_epsilon(noise, rate, scale):
+    cost = privacy_loss_distribution.from_gaussian_mechanism(
+        beside_pfl.ACCOUNTS[noise].multiplier() / scale, sampling_prob=rate
+    )
+    found = cost.self_compose(beside_pfl.ROUNDS).get_epsilon_for_delta(1e-6)
+    assert found == pytest.approx(2.0, rel=2e-3)
+
+
+def test_an_interpreter_without_pfl_is_refused_before_any_work(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["beside_pfl", "--pfl-python", "nowhere"])
+    with pytest.raises(SystemExit) as stopped:
+        beside_pfl.main()
+    assert stopped.value.code == 2
+    assert "nowhere is no interpreter with pfl" in capsys.readouterr().err
+
+
+def test_scores_beside_pfl_are_those_of_one_mechanism():
+    lines = {
+        noise: studies.Place("reference", "pfl.csv", (("noise", noise),)).lines()
+        for noise in beside_pfl.ACCOUNTS
+    }
+    for noise, own in lines.items():
+        assert [one["seed"] for one in own] == list(map(str, SEEDS))
+        for one in own:
+            assert float(one["account_pfl"]) == pytest.approx(
+                float(one["account_fedmtl"]), rel=1e-3
+            )
+        if noise == "none":
+            assert all(float(one["difference"]) < 1e-5 for one in own)
+            # an image whose two largest outputs are equal but for rounding may change its label
+            gaps = [abs(float(one["fedmtl"]) - float(one["pfl"])) for one in own]
+            assert max(gaps) <= 1e-3
+        else:
+            gaps = [float(one["fedmtl"]) - float(one["pfl"]) for one in own]
+            assert stats.ttest_1samp(gaps, 0.0).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(

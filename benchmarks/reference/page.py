@@ -205,7 +205,8 @@ def sources(lines: Sequence[Line]) -> str:
         folder = one["study"].rpartition("/")[0]
         study = f"[{folder.rpartition('/')[2]}](../../{folder}/README.md)"
         if folder == "benchmarks/reference":
-            study = f"[pfllib.py](../../{folder}/pfllib.py)"
+            module = one["command"].split()[2].rpartition(".")[2]
+            study = f"[{module}.py](../../{folder}/{module}.py)"
         body.append(
             [
                 f"`{one['row']}`",

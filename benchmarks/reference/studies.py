@@ -6,170 +6,15 @@ with the place in which it stands.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.reproduce.intervals import interval
-
-from .measure import recorded
-from .records import COLUMNS, Line, number
-
-BENCHMARKS = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True)
-class Outside:
-    """A figure that somebody else has published.
-
-    Attributes:
-        value: the number; None of a figure that is only drawn, or that stands in ``column``.
-        source: authors, year, and the table or figure.
-        column: of the CSV of the study, if somebody else's program or a closed form was computed
-            there.
-    """
-
-    value: float | None
-    source: str
-    column: str = ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a study has what it measured.
-
-    Attributes:
-        folder: of the study, below ``benchmarks``.
-        file: its CSV.
-        where: the texts of its columns that choose the lines.
-        value: the column of the score.
-        half: the column of half of its interval; empty where each line is one seed, or a study
-            has none.
-    """
-
-    folder: str
-    file: str
-    where: tuple[tuple[str, str], ...]
-    value: str = "score"
-    half: str = ""
-
-    @property
-    def name(self) -> str:
-        """Returns the CSV, below the root of the repository."""
-        return f"benchmarks/{self.folder}/{self.file}"
-
-    def lines(self) -> list[dict[str, str]]:
-        """Returns the lines that are meant.
-
-        Raises:
-            ValueError: the CSV has no such line.
-        """
-        with open(BENCHMARKS.parent / self.name, newline="", encoding="utf-8") as file:
-            found = [
-                one
-                for one in csv.DictReader(file)
-                if all(one[name] == text for name, text in self.where)
-            ]
-        if not found:
-            raise ValueError(f"{self.name} has no line with {dict(self.where)}.")
-        return found
-
-    def found(self) -> tuple[float, float, int]:
-        """Returns the mean, half of its 95% interval and the number of seeds."""
-        lines = self.lines()
-        if self.half:
-            (one,) = lines
-            return float(one[self.value]), float(one[self.half]), int(one["seeds"])
-        mean, half = interval(float(one[self.value]) for one in lines)
-        return mean, half, len(lines)
-
-
-@dataclass(frozen=True)
-class Study:
-    """A row that a study has measured.
-
-    Attributes:
-        name: word of the command, and of the row.
-        data: in tables.
-        method: in tables.
-        unit, relation, trust, adversary, amplification, accountant: what epsilon means.
-        epsilon, delta: as text.
-        metric: of the score; ``larger`` is True if a larger one is better.
-        place: in which the study has its score.
-        outside: the figure from outside.
-        command: of the study, which measures it again.
-        figure: of the study; empty for none.
-        tuned: what was chosen, and on what.
-        note: what differs from the source.
-        repeated: of what the score is the mean; empty for the seeds of the CSV.
-    """
-
-    name: str
-    data: str
-    method: str
-    unit: str
-    relation: str
-    trust: str
-    adversary: str
-    amplification: str
-    epsilon: str
-    delta: str
-    metric: str
-    larger: bool
-    place: Place
-    outside: Outside
-    command: str
-    figure: str
-    tuned: str
-    note: str
-    accountant: str = "pld"
-    repeated: str = ""
-
-    def line(self) -> Line:
-        """Returns the line of the table."""
-        mean, half, seeds = self.place.found()
-        first = self.place.lines()[0]
-        theirs = self.outside.value
-        if self.outside.column:
-            theirs = float(first[self.outside.column])
-        difference = ""
-        if self.outside.source == _PFLLIB:
-            difference = f"the largest difference of a parameter is {first['difference']}"
-        found = {
-            "row": self.name,
-            "data": self.data,
-            "method": self.method,
-            "unit": self.unit,
-            "relation": self.relation,
-            "trust": self.trust,
-            "adversary": self.adversary,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "amplification": self.amplification,
-            "accountant": self.accountant,
-            "metric": self.metric,
-            "larger": str(int(self.larger)),
-            "seeds": self.repeated or f"{seeds} of the study",
-            "mean": number(mean),
-            "half": number(half, 3),
-            "tuned": self.tuned,
-            "outside": number(theirs),
-            "outside_source": self.outside.source,
-            "command": self.command,
-            "study": self.place.name,
-            "figure": self.figure,
-            "note": "; ".join(filter(None, (self.note, difference))),
-            # a CSV that says so knows it better than the log does
-            "commit": first.get("commit") or recorded(self.place.name),
-        }
-        return {name: found.get(name, "") for name in COLUMNS}
-
+from .study import PFL, PFLLIB, Outside, Place, Study
 
 _SILO = "server, other schools and public, who see each noised update; no server is trusted"
 _CLIENTS = (
     "all other clients together and the public, who see every released mean; the server is trusted"
 )
+_NO_EPSILON = "no epsilon: nothing is noised"
 _PEERS = "all other agents and whoever listens; there is no server"
 _AUTHORS = "Liu, Hu, Wu, Smith 2022 (NeurIPS), README of the authors' code, School at epsilon 6"
 _TABLE_3 = "Hu, Wu, Smith 2023 (TMLR), Table 3, FEMNIST"
@@ -339,9 +184,6 @@ def _owners() -> list[Study]:
     return found
 
 
-_PFLLIB = "PFLlib, its own clients and servers, run here on the same batches"
-
-
 def _library() -> list[Study]:
     notes = {
         "FedAvg": "the shared models are compared",
@@ -360,10 +202,10 @@ def _library() -> list[Study]:
         Study(
             name=f"outside-pfllib-{method.lower()}", data="digits, 100 writers, 20 rounds",
             method=method, unit="none", relation="", trust="trusted",
-            adversary="no epsilon: nothing is noised", amplification="", epsilon="inf", delta="",
+            adversary=_NO_EPSILON, amplification="", epsilon="inf", delta="",
             metric="accuracy", larger=True,
             place=Place("reference", "pfllib.csv", (("method", method),), "fedmtl"),
-            outside=Outside(None, _PFLLIB, "pfllib"),
+            outside=Outside(None, PFLLIB, "pfllib"),
             command="python -m benchmarks.reference.pfllib --pfllib PFLlib", figure="",
             tuned="nothing", note=note, accountant="", repeated="1, nothing is random",
         )
@@ -371,6 +213,40 @@ def _library() -> list[Study]:
     ]  # fmt: skip
 
 
+def _beside_pfl() -> list[Study]:
+    notes = {
+        "clients": "the same noise multiplier, of which each side draws its own noise",
+        "population": (
+            "the noise of pfl's benchmark, whose account has epsilon 2 for cohorts of 1,000 of a "
+            "million clients that are not there; each side draws its own noise"
+        ),
+        "none": "clipped, without noise",
+    }
+    epsilons = {"clients": "2", "population": "", "none": "inf"}
+    private = {
+        "unit": "client", "relation": "add-remove", "adversary": _CLIENTS,
+        "amplification": "secret cohorts of 50", "delta": "1e-06", "accountant": "pld",
+    }  # fmt: skip
+    plain = {**dict.fromkeys(private, ""), "unit": "none", "adversary": _NO_EPSILON}
+    found = []
+    for noise, note in notes.items():
+        claim = private
+        if noise == "none":
+            claim = plain
+        found.append(
+            Study(
+                name=f"outside-pfl-{noise}", data="digits, 1,000 writers of 50 images, 100 rounds",
+                method="FedAvg", trust="trusted", epsilon=epsilons[noise], metric="accuracy",
+                larger=True, place=Place("reference", "pfl.csv", (("noise", noise),), "fedmtl"),
+                outside=Outside(None, PFL, "pfl"),
+                command="python -m benchmarks.reference.beside_pfl --pfl-python python", figure="",
+                tuned="nothing: the settings of pfl's benchmark on CIFAR10", note=note, **claim,
+            )
+        )  # fmt: skip
+    return found
+
+
 ROWS: Sequence[Study] = (
     *_schools(), *_writers(), *_films(), *_tasks(), *_means(), *_owners(), *_library(),
+    *_beside_pfl(),
 )  # fmt: skip
