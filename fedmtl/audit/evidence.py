@@ -68,8 +68,8 @@ class Coins:
 
 @lru_cache(16)  # releases of a step
 def canary_directions(count: int, size: int, single: bool, key: int) -> tuple[Tensor, Tensor]:
-    """Returns ``count`` directions as :meth:`Canaries.directions` does; ``single``: of one
-    coordinate each."""
+    """Returns ``count`` directions as :meth:`.canaries.Canaries.directions` does; ``single``: of
+    one coordinate each."""
     generator = torch.Generator().manual_seed(key >> 1)
     if single or count <= size:
         width = 1

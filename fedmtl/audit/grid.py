@@ -2,7 +2,7 @@
 
 The width follows only from public constants (the clip norm, the noise that is charged, the
 dimension, the public denominator), so the least significant bits say nothing of the sum that was
-noised. :class:`.setup.Claim` computes it anew, by the rule that
+noised. :class:`.claim.Claim` computes it anew, by the rule that
 :func:`~fedmtl.privacy.noise.grid.grid_width` documents. Released are numbers w k / m rounded once
 to doubles; k is recovered by rounding, and a plain sum of doubles is not a multiple but for about
 one number in a million.

@@ -159,7 +159,8 @@ def by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
         place: that of the only one, by which errors that name no setting are found.
 
     Raises:
-        FedmtlError: as it was raised; ConfigError for any other error of ``place``.
+        FedmtlError: of the class that was raised, with the key in its message; ConfigError for any
+            other error of ``place``.
     """
     try:
         yield

@@ -4,9 +4,9 @@ Algorithm 1 of Liang et al., "Model-Protected Multi-Task Learning", IEEE TPAMI 2
 solver as its single-task step. A row of W is the change of one client's chosen layers by training:
 their parameters less the public initial ones. In every round each member of the cohort trains its
 own model. The server receives the rows and releases their noised, clipped covariance. Every member
-then replaces its own row w by M w, with M as for linear models (:mod:`.sharing`). The other layers
-never leave their clients. M keeps the few directions along which many clients change a layer, and
-shrinks those of a single one.
+then replaces its own row w by M w, with M as for linear models
+(:mod:`fedmtl.algorithms.mp_mtl.sharing`). The other layers never leave their clients. M keeps the
+few directions along which many clients change a layer, and shrinks those of a single one.
 
     Trainer(algorithm=MPMTLayers(layers=("3",), threshold=0.1, local=LocalSGD(lr=0.1)), data=data,
             model=models.mlp(hidden=16), schedule=FullParticipation(),

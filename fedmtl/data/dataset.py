@@ -137,8 +137,8 @@ class FederatedDataset:
     def side(self, side: Side) -> Examples:
         """Returns the training or the test examples.
 
-        Args:
-            side: ``"train"`` or ``"test"``.
+        Raises:
+            ConfigError: ``side`` is neither ``"train"`` nor ``"test"``.
         """
         if side not in SIDES:
             raise ConfigError(f"side is {side!r}; accepted: {', '.join(map(repr, SIDES))}.")

@@ -62,7 +62,7 @@ class Execution(Checked):
             GiB of parameters if none of the model's were frozen. Local training takes fewer than 4
             one by one, and without padding.
         processes: number of processes that compute the clients of a run by :meth:`Trainer.fit
-            <fedmtl.Trainer.fit>`, each with its own clients (see :class:`~fedmtl.Ranks`); the
+            <fedmtl.Trainer.fit>`, each with its own clients (see :class:`~fedmtl.ranks.Ranks`); the
             others are copies of this process (by ``fork``, on Linux), and end with the run.
             ``None`` takes, on a CPU, the number of available cores for networks of convolutions and
             for perceptrons of 2**15 parameters or more, at most one for 8 clients of a round; and 1

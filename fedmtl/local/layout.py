@@ -243,8 +243,8 @@ def set_trainable(module: nn.Module, patterns: Sequence[str] | None) -> None:
             weight any of its names; None leaves the module as it is.
 
     Raises:
-        ConfigError: no sequence, an empty one, a pattern that is not text or has no parameter; of a
-            module as it is, no trainable parameter.
+        ConfigError: no sequence, an empty one, or a pattern that is not text or has no parameter.
+        ModelError: a module that is left as it is has no trainable parameter.
     """
     floating = [(names, p) for names, p in _by_all_names(module) if p.is_floating_point()]
     if patterns is None:

@@ -282,6 +282,9 @@ def mean_embedding(
         hidden: rectified units between the mean and the outputs; None for none.
         padding: the token that fills up short sequences; None for none.
 
+    Raises:
+        ModelError: the data are no sequences of tokens (length,).
+
     Example:
         >>> from fedmtl.data import DataSpec
         >>> from fedmtl.models import mean_embedding

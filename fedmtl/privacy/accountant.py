@@ -148,6 +148,7 @@ class PrivacyAccountant:
         be replays.
 
         Raises:
+            ConfigError: a step below 0.
             ResumeError: steps before this one are missing from the ledger.
         """
         if step < 0:

@@ -130,6 +130,9 @@ class Records:
             factors: s, float64; one that is not a number counts as zero, and an infinite one as any
                 that is clipped (as zero if nothing is clipped).
             drawn: (k, n_i) bool, the records that take part, or None for all.
+
+        Raises:
+            ConfigError: factors of another shape, or a plan without rows.
         """
         x, low, high = self._rows(client)
         if factors.shape[1:] != (len(x),):

@@ -52,8 +52,8 @@ def clipped_segment_sums(
         clip: the bound on one row, or None for no clipping.
         onto: the sums that this function returned for earlier rows, to which these are added one by
             one; may be overwritten.
-        width: (k,) float64 of each client's grid, from :func:`sum_width` of its most rows; None
-            sums in float64.
+        width: (k,) float64 of each client's grid, from :func:`.clip.sum_width` of its most rows;
+            None sums in float64.
 
     Returns:
         (k, D) float64 on the device of ``rows``, zero for clients without rows.

@@ -130,6 +130,7 @@ class TraceLatency:
             latencies in seconds (k,).
 
         Raises:
+            ConfigError: lists in the order of the clients, but not one for each of them.
             DataError: a trace is malformed or has no row for a client.
         """
         where = "TraceLatency.source"

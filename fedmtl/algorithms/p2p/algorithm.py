@@ -341,7 +341,8 @@ class PeerToPeer(OneAtATime):
                     public["sent"][run] += int(network.graph.degrees[agent])
 
     def _start(self, problem: Problem, public: Public) -> None:
-        """Starts all models at the fixed point of the released ones, see :func:`.spread`."""
+        """Starts all models at the fixed point of the released ones, see
+        :func:`.warm_start.spread`."""
         network = self.network(problem)
         own = public["own"].transpose(0, 1)  # (n, R, D)
         local = own.reshape(len(own), -1).numpy()

@@ -83,11 +83,11 @@ class PPDMTL(OneAtATime):
             repeats a task's last gradient at every event, so a column moves on by gradients taken
             long before.
         delay: the greatest age, in events, of a gradient still in use: a public property of the
-            schedule, :func:`largest_delay`. ``None``: 2 T, for tasks that act in turn. With
-            latencies between 0 and a maximum it is about 4 T, and with stragglers more. If it is
-            too small, P may oscillate with growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)``
-            is stable for all delays up to that: Erbe, Xia and Yu, 1995, on the delay equation
-            x_{n+1} - x_n = -a x_{n-k}.)
+            schedule, :func:`.step_size.largest_delay`. ``None``: 2 T, for tasks that act in turn.
+            With latencies between 0 and a maximum it is about 4 T, and with stragglers more. If it
+            is too small, P may oscillate with growing size. (For r = 0,
+            ``a2 < 3 / (2 (delay - 1) L)`` is stable for all delays up to that: Erbe, Xia and Yu,
+            1995, on the delay equation x_{n+1} - x_n = -a x_{n-k}.)
         smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``:
             that of the domain, B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the
             largest norm of a row. A smaller one must be public knowledge; only stability rests on

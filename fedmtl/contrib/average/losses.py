@@ -107,7 +107,7 @@ def average_of_loss(
         loss: :class:`~fedmtl.local.losses.Huber`, :class:`~fedmtl.local.losses.Quantile` or
             :class:`~fedmtl.local.losses.Poisson`.
         bias: True if the last parameter is a bias; models without one have no intercept.
-        fold: (n,), the fold of each record, see :func:`.fold_of`.
+        fold: (n,), the fold of each record, see :func:`.classes.fold_of`.
         limit: predictions are cut off at this absolute value; infinite for none.
         high: the upper end of the public range of counts that are stored as shares.
 

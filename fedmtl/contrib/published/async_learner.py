@@ -24,7 +24,8 @@ from ...schedules import BoundSchedule
 class PublishedAsyncLearner(AsyncLearner):
     """Algorithm 1 with equation (7) and the noise of Theorem 1.
 
-    It needs ``mechanism="laplace"`` with ``delta=0``. Settings are those of :class:`.AsyncLearner`.
+    It needs ``mechanism="laplace"`` with ``delta=0``. Settings are those of
+    :class:`~fedmtl.AsyncLearner`.
 
     Args:
         kappa: None: 100, for rows of unit norm in 10 dimensions, whose curvature is a tenth of that

@@ -26,7 +26,7 @@ def read_text(
     """Returns the table in a file of text, whose headings have no spaces around them.
 
     Args:
-        file: one of :data:`SUFFIXES`.
+        file: one of :data:`.text_format.SUFFIXES`.
         form: the format of its text.
         text: columns that are kept as they are written.
         settable: the user can set the format by ``data.separator``, ``data.decimal``,

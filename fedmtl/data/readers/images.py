@@ -228,6 +228,10 @@ def image_clients(
         cache: the folder for decoded images; None for ``fedmtl_cache`` beside ``folder``.
         name: for messages, reports and the decoded file.
         options: as in :meth:`FederatedDataset.from_tensors`.
+
+    Raises:
+        ConfigError: an impossible size, or an option outside its range.
+        DataError: an image that cannot be read, or malformed data.
     """
     pixels: tuple[int, ...] = (size, size) if isinstance(size, int) else tuple(size)
     if len(pixels) != 2 or not all(

@@ -31,6 +31,9 @@ def svec(matrix: Tensor) -> Tensor:
 
     Returns:
         (..., d(d+1)/2), the dtype and device of ``matrix``.
+
+    Raises:
+        ConfigError: the last two sizes differ, or there are fewer than two.
     """
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         raise ConfigError(f"svec takes symmetric matrices (..., d, d), not {tuple(matrix.shape)}.")
@@ -46,6 +49,9 @@ def smat(vector: Tensor) -> Tensor:
 
     Returns:
         (..., d, d) exactly symmetric, the dtype and device of ``vector``.
+
+    Raises:
+        ConfigError: the last size is no d(d+1)/2.
     """
     size = vector.shape[-1]
     d = (math.isqrt(8 * size + 1) - 1) // 2
