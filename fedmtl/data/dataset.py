@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._check import id_of
+from .._text import counted
 from ..errors import ConfigError, DataError
 from . import checks, rows
 from .assemble import check_alike, check_side, checked
@@ -125,10 +126,10 @@ class FederatedDataset:
         object.__setattr__(self, name, part)
 
     def __repr__(self) -> str:
-        return (
-            f"FederatedDataset {self.name!r}: {len(self):,} clients, {len(self.train):,} training "
-            f"and {len(self.test):,} test examples of shape {self.spec.shape}, {self.spec.kind}"
-        )
+        clients = counted(len(self), "client")
+        shape = f"test examples of shape {self.spec.shape}, {self.spec.kind}"
+        sides = f"{len(self.train):,} training and {len(self.test):,} {shape}"
+        return f"FederatedDataset {self.name!r}: {clients}, {sides}"
 
     def __len__(self) -> int:
         """Returns the number of clients n."""
@@ -167,8 +168,7 @@ class FederatedDataset:
 
     @property
     def unit(self) -> float:
-        """Returns half of the range of the target, by which it was divided; 1 without a range, and
-        on the scale of logarithms."""
+        """Returns half of the target's range, by which it was divided; 1 without a range or of logs."""
         # an error on the scale of logarithms is a ratio, and has no unit
         if self.target_range is None or self.target_scale == "log":
             return 1.0
