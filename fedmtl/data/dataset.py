@@ -168,7 +168,7 @@ class FederatedDataset:
 
     @property
     def unit(self) -> float:
-        """Returns half of the target's range, by which it was divided; 1 without a range or of logs."""
+        """Returns half of the target's range, which divided it; 1 without a range or of logs."""
         # an error on the scale of logarithms is a ratio, and has no unit
         if self.target_range is None or self.target_scale == "log":
             return 1.0
