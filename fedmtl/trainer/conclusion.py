@@ -93,6 +93,12 @@ def conclude(
             claim.draw(table.with_suffix(".png"))
     metric = main_metric(problem.data.spec, problem.loss).name
     scores = {name: metrics.by_client(evaluated) for name, metrics in scored.items()}
+    records = replace(
+        plan.facts["records"],
+        tested=int((problem.data.test.counts > 0).sum()),
+        constants=own_constants(evaluated),
+        constant=constant_loss(evaluated),
+    )
     factory = None
     if isinstance(settings.model, NamedFactory):
         factory = settings.model
@@ -119,11 +125,8 @@ def conclude(
         untrained=_untrained(plan, state),
         step=plan.step_name,
         evaluated=evaluated.data.ids if len(plan.clients) < problem.clients else None,
-        tested=int((problem.data.test.counts > 0).sum()),
-        constants=own_constants(evaluated),
-        constant=constant_loss(evaluated),
         coding=Coding.of(problem.data, problem.loss, algorithm.loss),
-        **{**plan.facts, "terms": terms_of(settings)},
+        **{**plan.facts, "terms": terms_of(settings), "records": records},
     )
 
 

@@ -31,7 +31,8 @@ from .folder import COLUMNS, MODEL, OUTCOME, RunFolder
 from .inputs import as_model
 from .metrics import REGISTRY, Metric
 from .model_file import bound_note, write_model
-from .scored import Finetuned
+from .scored import Finetuned, RecordFacts
+from .summary import numbers_of_result
 from .tables import beside_local, client_rows, csv_bytes
 from .targets import restored
 from .tensor_files import read_tensors, write_tensors
@@ -41,18 +42,10 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 logger = logging.getLogger("fedmtl")
-_ELSEWHERE = (
-    "personal",
-    "shared",
-    "parts",
-    "released",
-    "privacy",
-    "module",
-    "factory",
-    "folder",
-    "baselines",
-    "coding",
-)
+_ELSEWHERE = {
+    *("personal", "shared", "parts", "released", "privacy"),
+    *("module", "factory", "folder", "baselines", "coding"),
+}
 """Fields of a result that are not in its outcome: in files of their own, or known without a
 file."""
 
@@ -126,11 +119,11 @@ def write_result(
         rows.append(row | beside[client] | scores)
     write_bytes(folder.private / "clients.csv", csv_bytes(rows))
     report = result.privacy.to_dict()
-    summary = settings | {"clients": len(result.ids)} | report | result.numbers()
+    summary = settings | {"clients": len(result.ids)} | report | numbers_of_result(result)
     summary["rounds"] = result.final["round"]
     local = result.baselines.get("local")
     summary["baselines"] = {
-        name: run.privacy.to_dict() | run.numbers(None if run is local else local)
+        name: run.privacy.to_dict() | numbers_of_result(run, None if run is local else local)
         for name, run in result.baselines.items()
     }
     names = [name for name in (result.algorithm, *result.baselines) if name in METHODS]
@@ -238,6 +231,7 @@ def _fields(
         "released": {
             name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()
         },
+        "records": RecordFacts(**outcome["records"]),
         "bound": restored(outcome["bound"]),
         "asked": tuple(
             REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], own=True)
@@ -282,6 +276,7 @@ def _outcome(result: Result, problem: Problem) -> dict[str, Any]:
         finetuning = vars(finetuned) | {"settings": describe(finetuned.settings)}
     return values | {
         "finetuned": finetuning,
+        "records": vars(result.records),
         "bound": describe(result.bound),
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
         "terms": describe(terms),

@@ -10,6 +10,7 @@ from .._rounding import rounded_up
 from ..report import figures
 from ..report._names import title_of
 from .comparison import beside
+from .stages import stages_of
 
 if TYPE_CHECKING:
     from .result import Result
@@ -47,15 +48,15 @@ def plot_result(
     runs = {name: result, **result.baselines}
     lines = {label: run.history for label, run in runs.items()}
     finetuned = {
-        run.stages(label)[-1].label: run.final[metric]
+        stages_of(run, label)[-1].label: run.final[metric]
         for label, run in runs.items()
         if run.finetuned
     }
     measured = None
     if result.privacy.interval is not None:
         measured = result.privacy.interval["measured"]
-    stages = [*result.stages(name)[::-1]]  # the final models first
-    stages += [stage for label, run in result.baselines.items() for stage in run.stages(label)]
+    stages = [*stages_of(result, name)[::-1]]  # the final models first
+    stages += [stage for label, run in result.baselines.items() for stage in stages_of(run, label)]
     main = result.shown[0]
     dtype = result.personal.dtype
     # Clients without test examples have no bar.

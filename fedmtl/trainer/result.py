@@ -19,12 +19,13 @@ from ..errors import ConfigError
 from ..models import ModelFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
-from .comparison import Stage, beside, verdict
+from .comparison import beside
 from .folder import RunFolder
 from .outcome import read_result
 from .published import is_public_part
-from .scored import Scored
-from .summary import numbers_of_result, summary_of
+from .scored import RecordFacts, Scored
+from .stages import length_of, own_and_local
+from .summary import summary_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +53,7 @@ class Result(Scored):
             lies.
         chosen: the settings that were ``"auto"``, with the values that follow from public rows and
             bounds.
-        shortened: the share of the training and of the test records, by side, that ``bound`` scaled
-            down; not private.
-        cut_targets: the share of the targets that were beyond their public range, and were cut
-            there; not private.
-        unscaled: True if the first training records have features or real targets far outside of
-            [-1, 1]; not private.
+        records: facts of the records, with which the summary warns; not private.
         trained: True if a local training ended in a finite model; True if none is counted.
         terms: the arguments of :func:`~fedmtl.personalize` for new clients, see :meth:`adapt`;
             ``None`` if they are not known.
@@ -67,11 +63,6 @@ class Result(Scored):
             ``"P"`` and ``"Q"`` if its tasks have both; ``"directions"`` and ``"excess"`` of a
             private prior (and of MP-MTL with one release). Empty if only some clients are
             evaluated.
-        tested: number of clients with test examples.
-        constants: the main metric of predicting the mean of a client's own training targets, with
-            the loss of a quantile their quantile, by id; only of one real target an example.
-        constant: the least mean test loss of a model whose outputs are the same for every example;
-            ``None`` if it has no closed form, as of a loss of the caller's own.
 
     Example:
         >>> from fedmtl import FullParticipation, Local, LocalSGD, Trainer, load_data, models
@@ -98,15 +89,10 @@ class Result(Scored):
     step: str = "round"
     released: Mapping[str, GridValue] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    shortened: Mapping[str, float] = field(default_factory=dict)
-    cut_targets: float = 0.0
-    unscaled: bool = False
+    records: RecordFacts = field(default_factory=RecordFacts)
     trained: bool = True
     terms: Mapping[str, Any] | None = None
-    tested: int = 0
     parts: Mapping[str, Tensor] = field(default_factory=dict)
-    constants: Mapping[str, float] = field(default_factory=dict)
-    constant: float | None = None
 
     @classmethod
     def load(
@@ -165,18 +151,9 @@ class Result(Scored):
         return (
             f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on "
             f"{shown(self.data_name)}, "
-            f"{len(self.ids):,} clients, {self.length}, epsilon "
+            f"{len(self.ids):,} clients, {length_of(self)}, epsilon "
             f"{rounded_up(self.epsilon, 3)}{folder}\n  not private: {metrics}"
         )
-
-    @property
-    def length(self) -> str:
-        """Returns the number of rounds or activations, in words; 0 for new clients, which only
-        finetune."""
-        count = 0
-        if self.algorithm != "released":  # whose one round trains nobody
-            count = self.final["round"]
-        return f"{count:,} {self.step}{'' if count == 1 else 's'}"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -185,20 +162,16 @@ class Result(Scored):
         return {name: self.final[name] for name in self.by_client if name in self.final}
 
     @property
-    def diverged(self) -> int:
-        """Returns the number of scored clients whose own models have a loss that is not finite."""
-        return sum(not math.isfinite(loss) for loss in self.by_client["loss"].values())
-
-    @property
     def lost(self) -> str:
         """Returns the reason why nothing was learned; empty if something was."""
+        losses = self.by_client["loss"].values()
         if not self.trained or self.stopped == "diverged":
             reason = (
                 f"{'nearly ' * self.trained}every local training ended in a model that is not "
                 "finite"
             )
-            reason += f", so it stopped after {self.length}" * (self.stopped == "diverged")
-        elif 0 < len(self.by_client["loss"]) == self.diverged:
+            reason += f", so it stopped after {length_of(self)}" * (self.stopped == "diverged")
+        elif losses and not any(map(math.isfinite, losses)):
             reason = "the loss of every client's own model is not finite"
         else:
             return ""
@@ -290,62 +263,15 @@ class Result(Scored):
         ``replicates``."""
         return [row for row in self.history if row["round"] == self.final["round"]]
 
-    def numbers(self, local: Result | None = None) -> dict[str, Any]:
-        """Returns the numbers of the summary as plain values.
-
-        Args:
-            local: the baseline that the run is compared with; None for its own ``"local"``, if it
-                has one.
-        """
-        return numbers_of_result(self, local)
-
     def summary(self) -> str:
         """Returns the printed summary: scores over clients, comparisons, and the privacy block."""
         return summary_of(self)
-
-    def stages(self, name: str, *, shared: bool = False) -> list[Stage]:
-        """Returns the scores of the personal models in the order in which they were made: as
-        trained, then finetuned.
-
-        Args:
-            name: of the run.
-            shared: puts the shared model first, if it is another one.
-        """
-        trained = self.scores["personal"]
-        stages = [Stage(name, trained, self.epsilon, self.untrained)]
-        if (
-            shared
-            and self.shared_by_client is not None
-            and self.shared_by_client[self.metric] != trained[self.metric]
-        ):
-            # Methods without models of the clients' own have one row, not two equal ones.
-            stages.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))
-        if self.finetuned is not None:
-            stages.append(
-                Stage(f"{name} + finetuning", self.by_client, self.epsilon, self.finetuned.diverged)
-            )
-        return stages
 
     @property
     def beside_local(self) -> tuple[float, float, float] | None:
         """Returns the shares of the clients whose personal model scores better than, as, and worse
         than the local one; None without the baseline ``"local"``, or a client to compare."""
-        local = self.baselines.get("local")
-        if local is None:
+        both = own_and_local(self)
+        if both is None:
             return None
-        own = self.stages(self.algorithm)[-1]
-        alone = local.stages("local")[-1]
-        return beside(own, alone, self.shown[0], self.personal.dtype)
-
-    @property
-    def verdict(self) -> str:
-        """Returns the comparison with local training in one sentence: better, the same or worse by
-        the mean, how many clients gain and lose, and the largest losses. Empty without the baseline
-        ``"local"``, and for replicates."""
-        local = self.baselines.get("local")
-        # Scores by client are those of the first replicate only.
-        if local is None or self.replicates is not None:
-            return ""
-        own = self.stages(self.algorithm)[-1]
-        alone = local.stages("local")[-1]
-        return verdict(own, alone, self.shown[0], self.personal.dtype)
+        return beside(*both, self.shown[0], self.personal.dtype)

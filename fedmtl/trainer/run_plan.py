@@ -23,6 +23,7 @@ from .fingerprint import describe, fingerprint
 from .folder import RunFolder
 from .personalize import held_out, terms_of
 from .problem import share_beyond
+from .scored import RecordFacts
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -125,9 +126,9 @@ def prepare(
         "bound": bound,
         "limit": problem.data.limit,
         "link": link_of(problem.loss),
-        "shortened": shortened,
-        "cut_targets": data.cut_targets,
-        "unscaled": bool(unscaled(data)),
+        "records": RecordFacts(
+            shortened=shortened, cut_targets=data.cut_targets, unscaled=bool(unscaled(data))
+        ),
         "chosen": chosen_settings(asked, algorithm),
         "terms": terms_of(settings),
     }

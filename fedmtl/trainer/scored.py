@@ -101,6 +101,33 @@ class Finetuned:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordFacts:
+    """Facts of the records of a run, with which its summary warns. They are not private: no epsilon
+    covers them.
+
+    Attributes:
+        shortened: the share of the training and of the test records, by side, that the bound on
+            records scaled down.
+        cut_targets: the share of the targets that were beyond their public range, and were cut
+            there.
+        unscaled: True if the first training records have features or real targets far outside of
+            [-1, 1].
+        tested: number of clients with test examples.
+        constants: the main metric of predicting the mean of a client's own training targets, with
+            the loss of a quantile their quantile, by id; only of one real target an example.
+        constant: the least mean test loss of a model whose outputs are the same for every example;
+            ``None`` if it has no closed form, as of a loss of the caller's own.
+    """
+
+    shortened: Mapping[str, float] = field(default_factory=dict)
+    cut_targets: float = 0.0
+    unscaled: bool = False
+    tested: int = 0
+    constants: Mapping[str, float] = field(default_factory=dict)
+    constant: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scored:
     """Models of clients with their scores: of a run, of its baselines, of new clients, of a node.
     Not private.

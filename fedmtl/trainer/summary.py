@@ -13,6 +13,7 @@ from ..data import RowBound
 from ..report._settings import value_text
 from .comparison import Stage, beside, spread_of
 from .metrics import REGISTRY, Metric
+from .stages import length_of, own_and_local, stages_of, verdict_of
 
 if TYPE_CHECKING:
     from .result import Result
@@ -30,10 +31,9 @@ def numbers_of_result(result: Result, local: Result | None = None) -> dict[str, 
         local: the baseline that it is compared with; None for its own ``"local"``, if it has one.
     """
     values = _facts(result)
-    if local is None:
-        local = result.baselines.get("local")
+    both = own_and_local(result, local)
     for metric in result.shown:
-        values |= _numbers_of_metric(result, metric, local)
+        values |= _numbers_of_metric(result, metric, both)
     # Wall time differs from machine to machine, and equal runs have equal files.
     if result.replicates is None:
         return values | {k: v for k, v in result.final.items() if k != "time"}
@@ -59,15 +59,18 @@ def _facts(result: Result) -> dict[str, Any]:
         values["untrained_clients"] = len(result.untrained)
     if result.finetuned is not None:
         values |= result.finetuned.numbers()
-    values |= {f"shortened_{side}": share for side, share in result.shortened.items()}
-    if result.verdict:
-        values["verdict"] = result.verdict
+    values |= {f"shortened_{side}": share for side, share in result.records.shortened.items()}
+    verdict = verdict_of(result)
+    if verdict:
+        values["verdict"] = verdict
     if result.asked:
         values["metrics"] = [metric.name for metric in result.shown]
     return values
 
 
-def _numbers_of_metric(result: Result, metric: Metric, local: Result | None) -> dict[str, Any]:
+def _numbers_of_metric(
+    result: Result, metric: Metric, both: tuple[Stage, Stage] | None
+) -> dict[str, Any]:
     """Returns the spread of a metric over clients, and its comparison with the baseline; names of
     all but the main metric begin with the metric's."""
     prefix = ""
@@ -79,10 +82,9 @@ def _numbers_of_metric(result: Result, metric: Metric, local: Result | None) -> 
         values[f"{prefix}standard_error"] = _standard_error(result, metric)
     if prefix:  # the last row of the history has those of the main metric
         values |= {f"{prefix}{key}": spread[key] for key in ("worst_tenth", "spread", "clients")}
-    if local is None:
+    if both is None:
         return values
-    own = result.stages(result.algorithm)[-1]
-    compared = beside(own, local.stages("local")[-1], metric, result.personal.dtype)
+    compared = beside(*both, metric, result.personal.dtype)
     if compared is not None:
         names = (f"{prefix}{name}_local" for name in ("better_than", "as", "worse_than"))
         values |= dict(zip(names, compared, strict=True))
@@ -101,7 +103,7 @@ def summary_of(result: Result) -> str:
         clients += f" ({scored:,} scored, the others have nothing to test on)"
     if result.privacy.interval is not None and result.privacy.interval["unit"] == "client":
         clients += f" and {result.privacy.interval['canaries']:,} canaries"
-    head = f"{result.algorithm} on {shown(result.data_name)}: {clients}, {result.length}"
+    head = f"{result.algorithm} on {shown(result.data_name)}: {clients}, {length_of(result)}"
     if result.stopped == "budget":
         head += " (stopped: the privacy budget is spent)"
     if result.stopped == "early":
@@ -121,19 +123,21 @@ def summary_of(result: Result) -> str:
 def _one_run(result: Result) -> list[str]:
     """Returns the lines of a single run: tables, the verdict, and the failures."""
     last = result.final
-    local = result.baselines.get("local")
-    stages = [*result.stages(result.algorithm, shared=True)[::-1]]
-    stages += [stage for name, run in result.baselines.items() for stage in run.stages(name)[::-1]]
+    stages = [*stages_of(result, result.algorithm, shared=True)[::-1]]
+    for name, run in result.baselines.items():
+        stages += stages_of(run, name)[::-1]
     lines = ["not private (computed on the clients' test data)"]
     if result.baselines:
         lines[0] += "; baselines are not released"
     reference = None
-    if local is not None:
-        reference = local.stages("local")[-1]
+    both = own_and_local(result)
+    if both is not None:
+        _, reference = both
     lines += _tables(result, stages, reference)
-    if result.verdict:
+    verdict = verdict_of(result)
+    if verdict:
         # A long name of a client stays whole, so that it can be searched for.
-        text = textwrap.fill(result.verdict, 78, break_long_words=False)
+        text = textwrap.fill(verdict, 78, break_long_words=False)
         lines.append(textwrap.indent(text, "  "))
     lines += _standard_errors(result)
     lines += _diverged_trainings(result)
@@ -146,8 +150,8 @@ def _one_run(result: Result) -> list[str]:
     lines += _warning(result, stages)
     if reference is not None:
         lines += _weak_local(result, reference)
-    if result.bound is not None and any(result.shortened.values()):
-        lines.append(f"  records: {_shares(result.shortened, result.bound)}")
+    if result.bound is not None and any(result.records.shortened.values()):
+        lines.append(f"  records: {_shares(result.records.shortened, result.bound)}")
     if "objective" in last:
         lines.append(f"  training records: objective {last['objective']:.5g}")
     return lines
@@ -182,7 +186,7 @@ def _standard_error(result: Result, metric: Metric) -> float:
     if count < 2:
         return math.nan
     # The correction for a finite population: a sample of everybody has no error.
-    left = 1 - len(result.evaluated) / result.tested  # the share that was not drawn
+    left = 1 - len(result.evaluated) / result.records.tested  # the share that was not drawn
     return spread_of(scores, metric)["spread"] * math.sqrt(left / (count - 1))
 
 
@@ -216,11 +220,11 @@ def _weak_local(result: Result, local: Stage) -> list[str]:
     alone by the mean.
     """
     scores = local.by_client.get(result.metric, {})
-    both = [name for name in result.constants if math.isfinite(scores.get(name, math.nan))]
+    both = [name for name in result.records.constants if math.isfinite(scores.get(name, math.nan))]
     if not both:
         return []
     error = math.fsum(scores[name] for name in both) / len(both)
-    constant = math.fsum(result.constants[name] for name in both) / len(both)
+    constant = math.fsum(result.records.constants[name] for name in both) / len(both)
     if not error > _WEAK * constant:
         return []
     location = "mean"
@@ -300,9 +304,9 @@ def remedy(result: Result, stages: Sequence[Stage]) -> str:
         result: of the run.
         stages: the bad models.
     """
-    names = ["features and targets scaled to [-1, 1]"] * result.unscaled
+    names = ["features and targets scaled to [-1, 1]"] * result.records.unscaled
     names += ["wider data.bounds of the target, which cut off most targets"] * (
-        result.cut_targets > 0.5
+        result.records.cut_targets > 0.5
     )
     names += ["a larger privacy.epsilon"] * any(0 < stage.epsilon < math.inf for stage in stages)
     names += ["a smaller algorithm.local.lr"] * (
@@ -331,7 +335,7 @@ def _worse_than_constant(result: Result, stage: Stage) -> str:
         location = "mean"
         if result.metric == "pinball":
             location = "quantile"
-        own = Stage("own constant", {result.metric: result.constants})
+        own = Stage("own constant", {result.metric: result.records.constants})
         compared = beside(stage, own, REGISTRY[result.metric], result.personal.dtype)
         if compared is None or not compared[2] > 0.5:
             return ""
@@ -341,11 +345,11 @@ def _worse_than_constant(result: Result, stage: Stage) -> str:
         )
     # Losses of one model differ in rounding, which must not raise a warning.
     mean = spread_of(stage.by_client["loss"], REGISTRY["loss"])["mean"]
-    if result.constant is None or not mean > result.constant * (
+    if result.records.constant is None or not mean > result.records.constant * (
         1 + REGISTRY["loss"].resolution(result.personal.dtype)
     ):
         return ""
-    return f"{stage.label} (loss {number_text(mean)}, above {number_text(result.constant)})"
+    return f"{stage.label} (loss {number_text(mean)}, above {number_text(result.records.constant)})"
 
 
 def _several_runs(result: Result) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .._text import cell
 from .comparison import each_beside
 from .scored import Scored
+from .stages import own_and_local
 
 if TYPE_CHECKING:
     from .result import Result
@@ -60,10 +61,9 @@ def beside_local(result: Result, ids: Sequence[str]) -> dict[str, dict[str, str 
     own model beside its local one; None for a client without scores, and no column without the
     baseline ``"local"`` or a client to compare."""
     words: dict[str, str] = {}
-    local = result.baselines.get("local")
-    if local is not None:
-        own = result.stages(result.algorithm)[-1]
-        words = each_beside(own, local.stages("local")[-1], result.shown[0], result.personal.dtype)
+    both = own_and_local(result)
+    if both is not None:
+        words = each_beside(*both, result.shown[0], result.personal.dtype)
     if not words:
         return {client: {} for client in ids}
     return {client: {"vs local": words.get(client)} for client in ids}

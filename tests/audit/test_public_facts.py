@@ -77,7 +77,7 @@ def test_without_privacy_and_stated_bound_no_row_is_shortened(name):
     result = trainer(METHODS[name](), dataset()).fit()
     assert result.final["nmse"] < 1e-2
     assert result.bound is None
-    assert result.shortened == {}
+    assert result.records.shortened == {}
     assert "scaled down" not in result.summary()
     x = torch.from_numpy(np.array([[30.0, 0.0, 0.0]]))
     assert result.model_for("c1")(x).item() == pytest.approx(30.0, rel=0.1)
@@ -103,7 +103,7 @@ def test_auto_takes_the_bound_that_the_data_state(name, tmp_path):
     assert result.chosen["row_norm"] == 0.9
     assert result.chosen["target"] == 3.0
     assert result.bound == RowBound(0.9)
-    assert result.shortened == {"train": 0.0, "test": 0.0}
+    assert result.records.shortened == {"train": 0.0, "test": 0.0}
 
 
 LIMIT = 3.5
@@ -133,7 +133,7 @@ def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, priva
             np.mean((expected - y) ** 2), rel=1e-9
         )
     beyond = np.mean(np.linalg.norm(data.test.x.numpy(), ord=order, axis=1) > LIMIT * (1 + 1e-6))
-    assert result.shortened == {"train": 1.0, "test": pytest.approx(beyond)}
+    assert result.records.shortened == {"train": 1.0, "test": pytest.approx(beyond)}
     assert (
         f"100.0% (train), {beyond:.1%} (test) scaled down to L{order} norm 3.5" in result.summary()
     )

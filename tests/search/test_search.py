@@ -43,6 +43,7 @@ from fedmtl.search.scores import client_scores
 from fedmtl.trainer.channel_setup import open_run
 from fedmtl.trainer.engine import Engine
 from fedmtl.trainer.fit import single_run
+from fedmtl.trainer.summary import numbers_of_result
 from tests.helpers import ragged_classification, regression
 
 from ..audit.test_verification import both, failed, lists
@@ -365,7 +366,7 @@ def test_every_epsilon_that_is_told_is_that_of_the_whole_search(finished):
     assert alone < 0.9 * total
     assert found.best.epsilon == found.best.privacy.epsilon == found.privacy.epsilon == total
     assert {row["epsilon"] for row in found.best.history} == {total}
-    assert found.best.numbers()["epsilon"] == total
+    assert numbers_of_result(found.best)["epsilon"] == total
     report = json.loads((folder / "public/privacy.json").read_text())
     assert (report["epsilon"], report["budget"], report["accountant"]) == (total, EPSILON, "rdp")
     assert (report["search"]["mean"], report["search"]["shape"], report["names"]) == (

@@ -44,6 +44,7 @@ from fedmtl.contrib.automatic import automatic, noise_of
 from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.personalize import usual_finetuning
+from fedmtl.trainer.stages import stages_of
 from fedmtl.trainer.summary import remedy
 from tests.algorithms.harness import problem_of, run
 from tests.helpers import ragged_classification, regression
@@ -634,21 +635,20 @@ def test_most_targets_cut_off_are_named_by_the_warning(
     assert data.cut_targets == share
     privacy = ClientPrivacy(epsilon=1.0)
     result = Trainer(data=data, privacy=privacy, rounds=1, folder=tmp_path, progress=False).fit()
-    assert Result.load(tmp_path).cut_targets == result.cut_targets == share
+    assert Result.load(tmp_path).records.cut_targets == result.records.cut_targets == share
     assert "cut_targets" not in "".join(
         file.read_text("latin-1") for file in (tmp_path / "public").iterdir()
     )
-    assert ("; try wider data.bounds" in remedy(result, result.stages("run"))) == (share > 0.5)
+    assert ("; try wider data.bounds" in remedy(result, stages_of(result, "run"))) == (share > 0.5)
 
 
 def test_a_bad_model_is_given_remedies_that_apply() -> None:
     data = replace(numbers(12), target_range=(0.0, 2.0), cut_targets=0.6)
     result = Trainer(data=data, privacy=ClientPrivacy(epsilon=1.0), rounds=1, progress=False).fit()
-    stages = result.stages("run")
+    stages = stages_of(result, "run")
     assert remedy(result, stages).startswith("; try wider data.bounds")
-    assert remedy(replace(result, unscaled=True), stages).startswith(
-        "; try features and targets scaled to [-1, 1] or"
-    )
+    unscaled = replace(result, records=replace(result.records, unscaled=True))
+    assert remedy(unscaled, stages).startswith("; try features and targets scaled to [-1, 1] or")
     assert "privacy.epsilon" in remedy(result, stages)
     assert "privacy.epsilon" not in remedy(
         result, [replace(stage, epsilon=math.inf) for stage in stages]

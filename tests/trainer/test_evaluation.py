@@ -164,12 +164,14 @@ def test_models_worse_than_a_constant_have_a_warning(noise, data):
         return
     assert "nMSE" not in lines[0]
     if data.classes is None:
-        worse = [found.by_client["mse"][name] > error for name, error in found.constants.items()]
+        worse = [
+            found.by_client["mse"][name] > error for name, error in found.records.constants.items()
+        ]
         expected = f"fedavg (for {np.mean(worse):.0%} of the clients, than the mean of their own training targets)"
         assert np.mean(worse) > 0.5
     else:
         expected = f"fedavg (loss {number_text(found.final['loss'])}, above"
-        assert found.final["loss"] > found.constant
+        assert found.final["loss"] > found.records.constant
     assert f"  warning: worse than predicting a constant: {expected}" in lines[0]
 
 

@@ -44,6 +44,7 @@ from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer.checkpoint import Checkpoint
 from fedmtl.trainer.fingerprint import describe
 from fedmtl.trainer.folder import RunFolder
+from fedmtl.trainer.summary import numbers_of_result
 from tests import small
 from tests.conftest import quick_figures
 
@@ -398,7 +399,7 @@ def test_a_loaded_result_is_the_result(tmp_path: Path, given: dict[str, Any]) ->
     assert differences(result, found) == []
     assert found.summary() == result.summary()
     assert repr(found) == repr(result)
-    assert found.numbers() == result.numbers()
+    assert numbers_of_result(found) == numbers_of_result(result)
     x = DATA.test.x[:5].double()
     for client in result.owners[:3]:
         expected = result.model_for(client).to(torch.float64)(x)

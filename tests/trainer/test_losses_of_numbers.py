@@ -172,7 +172,7 @@ def test_models_of_a_quantile_are_judged_by_its_pinball_loss_in_units(scale, tmp
         ]
         best = np.unique(own)[np.argmin(constants)]
         constant = mean_pinball_loss(y, np.full(len(y), best), alpha=0.6)
-        assert result.constants[name] == pytest.approx(constant, rel=1e-4)
+        assert result.records.constants[name] == pytest.approx(constant, rel=1e-4)
     summary = result.summary()
     assert "nMSE" not in summary
     assert "nmse" not in result.final
@@ -212,7 +212,7 @@ def test_local_is_one_thing_whatever_the_algorithm_and_needs_no_step_size(loss):
     # there is one feature, so that a fit without a penalty is as good but for chance
     solved = alone(data, loss, lr=2.0)
     assert own.metrics[own.metric] < 1.05 * solved.metrics[own.metric]
-    assert own.metrics[own.metric] < 0.95 * np.mean(list(one.constants.values()))
+    assert own.metrics[own.metric] < 0.95 * np.mean(list(one.records.constants.values()))
 
 
 @pytest.mark.parametrize(("loss", "what"), [("poisson", "mean"), ("quantile:0.9", "quantile")])
@@ -228,7 +228,7 @@ def test_a_local_model_that_is_worse_than_a_constant_by_the_mean_is_no_measure(l
     assert "need not be better than alone" not in near.summary()
     said = " ".join(far.summary().split())
     error = np.mean(list(far.baselines["local"].by_client[far.metric].values()))
-    constant = np.mean(list(far.constants.values()))
+    constant = np.mean(list(far.records.constants.values()))
     assert error > 1.1 * constant
     found = re.search(
         rf"local has a mean error of (\S+), and the {what} of each client's own training targets "

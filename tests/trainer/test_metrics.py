@@ -27,6 +27,7 @@ from fedmtl.trainer import evaluation
 from fedmtl.trainer.comparison import distribution, shares
 from fedmtl.trainer.metrics import REGISTRY, invented_rows, resolve_metrics
 from fedmtl.trainer.scores import normalized
+from fedmtl.trainer.summary import numbers_of_result
 from tests import small
 from tests.helpers import ragged_classification, regression
 from tests.trainer.settings import DATA, SOLVER, trainer
@@ -456,7 +457,7 @@ def test_errors_count_less_as_better() -> None:
     result = small.trainer(
         algorithm=FedAvg(local=SOLVER), metrics=["mae", "rmse", "nmse", worst], **given
     ).fit()
-    told = result.numbers()
+    told = numbers_of_result(result)
     values = np.sort(list(result.by_client["custom_worst"].values()))
     assert told["custom_worst_worst_tenth"] == pytest.approx(values[-2:].mean())
     alone = result.baselines["local"].by_client["custom_worst"]

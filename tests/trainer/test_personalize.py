@@ -44,6 +44,8 @@ from fedmtl.report import canvas
 from fedmtl.trainer.comparison import shares
 from fedmtl.trainer.metrics import REGISTRY
 from fedmtl.trainer.personalize import held_out
+from fedmtl.trainer.stages import stages_of, verdict_of
+from fedmtl.trainer.summary import numbers_of_result
 from tests.helpers import ragged_classification
 
 from .settings import DATA, DELTA, SOLVER, trainer
@@ -131,12 +133,14 @@ def test_baselines_are_finetuned() -> None:
     text = result.summary()
     assert "pmtl + finetuning" in text
     assert "local + finetuning" not in text
-    stages = [stage.label for name, run in result.baselines.items() for stage in run.stages(name)]
-    assert len({stage.label for stage in result.stages("fedavg")} | {*stages}) == 5
+    stages = [
+        stage.label for name, run in result.baselines.items() for stage in stages_of(run, name)
+    ]
+    assert len({stage.label for stage in stages_of(result, "fedavg")} | {*stages}) == 5
     local = result.baselines["local"].personal_accuracy
     shares = compared(result.personal_accuracy, local, DATA.ids)
     assert result.beside_local == pytest.approx(shares)
-    assert result.numbers()["worse_than_local"] == pytest.approx(shares[2])
+    assert numbers_of_result(result)["worse_than_local"] == pytest.approx(shares[2])
     line = next(line for line in text.splitlines() if line.startswith("  fedavg + finetuning"))
     assert f" {'/'.join(f'{share:.0%}'[:-1] for share in shares)} " in line
 
@@ -301,7 +305,7 @@ def test_clients_that_diverge_in_finetuning_are_in_no_comparison(tmp_path, caplo
     assert Result.load(tmp_path / "run").finetuned == found
     joined = result.adapt(data)
     assert joined.finetuned.diverged == data.ids[:3]
-    assert joined.numbers()["finetuning_diverged"] == 3
+    assert numbers_of_result(joined)["finetuning_diverged"] == 3
     assert "models of clients, 3 of released + finetuning" in joined.summary()
 
 
@@ -627,7 +631,7 @@ def test_local_of_new_clients_does_not_know_the_released_model() -> None:
     )
     assert torch.equal(alone[0], expected.personal)
     assert "  local " in adapted[0].summary()
-    assert "of 4 clients" in adapted[0].verdict
+    assert "of 4 clients" in verdict_of(adapted[0])
 
 
 def test_local_of_new_clients_of_classes_starts_from_zero() -> None:
