@@ -37,7 +37,7 @@ _ARRIVAL = timedelta(minutes=5)  # for processes of a launch that have not come 
 # for copies of this process, which meet at once unless one has ended
 _MEETING = timedelta(minutes=1)
 _NOTICE = 10.0  # seconds after which a process logs the reason of its wait
-# for a rank that is alive and does not answer; of one that is gone the others hear at once
+# for a rank that is alive and does not answer; the loss of a rank is noticed at once
 _WAIT = timedelta(hours=1)
 # gloo has no class for it
 _LOST = re.compile(r"connect|socket|broken pipe|timed? ?out", re.IGNORECASE)

@@ -116,7 +116,7 @@ class Canaries(Coins):
         )
 
     def sending(self, release: Release, members: Tensor) -> Tensor:
-        """Returns the canaries, int64 (k,), among the positions ``members`` of all who take part
+        """Returns the canaries, int64 (k,), among the positions ``members`` of all participants
         that add a row to a release: those that are in; under replace-one, and in a secure sum,
         all."""
         drawn = members[members >= self.first] - self.first
@@ -141,12 +141,12 @@ class Canaries(Coins):
         Args:
             release: with the clip norm and the noise of this step.
             step: its number.
-            members: int64, the positions of all who take part.
+            members: int64, the positions of all participants.
             rest: the released sum without the rows of all clients: noise and canaries.
         """
         part = torch.ones(len(self), dtype=torch.float64)
         rate = torch.tensor(1.0, dtype=torch.float64)
-        if self.sampler.amplified:  # who is drawn is not seen
+        if self.sampler.amplified:  # the attacker does not see the cohort
             rate = torch.tensor(self.sampler.probability, dtype=torch.float64)
         else:
             part = torch.zeros_like(part).index_fill(
@@ -174,7 +174,7 @@ class Canaries(Coins):
         self.uses += part * rate
 
     def final_scores(self, release: Release, change: Tensor) -> Tensor:
-        """Returns scores (m,) of an attacker who has nothing but the change of the shared model,
+        """Returns scores (m,) of an attacker that has nothing but the change of the shared model,
         (D,): its part in the direction of a canary."""
         places, values = self.directions(release, 0)
         return (change.double().cpu()[places] * values).sum(1)

@@ -169,7 +169,7 @@ def _plant_records(channel: Any, own: Tensor, seed: int) -> None:
 
 
 def _final_scores(channel: Any, change: Tensor | None) -> Tensor | None:
-    """Returns the scores (m,) of an attacker who sees the final model alone; None if the change of
+    """Returns the scores (m,) of an attacker that sees the final model alone; None if the change of
     that model has no release of its own size, or has fewer coordinates than there are canaries."""
     if change is None:
         return None

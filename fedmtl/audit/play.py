@@ -329,8 +329,8 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
 
 
 def _members(channel: Activations, client: int) -> np.ndarray:
-    """Returns int64 (k,): which records of ``client``, who acts next, will take part in its subset,
-    if it has one."""
+    """Returns int64 (k,), the drawn records of ``client`` for its next release; none if it draws no
+    subset."""
     members = None
     if channel.answering[0]:
         members = channel.members(client, np.zeros(1, dtype=np.int64))

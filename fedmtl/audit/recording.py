@@ -156,7 +156,7 @@ class _RecordedMechanism(MechanismAround[Mechanism]):
 
 
 class _TappedTotal(RowTotal):
-    """A sum of rows of which a listener hears every piece that is added.
+    """A sum of rows that passes every added piece to a listener.
 
     Attributes:
         tap: is called with clients (k,) and their rows (k, D); None for no call.

@@ -1,4 +1,4 @@
-"""Check of the last released values: they lie on their public grid, and are not quieter than the
+"""Check of the last released values: they lie on their public grid, and have no less noise than the
 claimed noise."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .claim import Claim
 from .finished_run import Answer, FinishedRun, NotCovered
 from .ledger_claims import claimed
 
-_BY_CHANCE = 1e-6  # probability that the noise of a release is taken for too quiet
+_BY_CHANCE = 1e-6  # probability that the noise of a release is taken for too small
 
 
 def check_grid(run: FinishedRun) -> Answer:

@@ -147,8 +147,8 @@ class _Watching(Engine):
     messages.
 
     Attributes:
-        secret: the source of the coins whose effect nobody may see: of the records that
-            take part in a release; else of cohorts, unless who takes part is charged for it.
+        secret: the source of the secret coins: of the records that take part in a release; else of
+            cohorts, unless participations are charged.
         replay, tapped: see :func:`watched`.
         notes: of the run.
         event: number of the last event.
@@ -178,8 +178,8 @@ class _Watching(Engine):
             channel.tap = self._tap
         if self.replay is not None:
             channel.replay(self.replay)
-        # only coins whose effect the analysis hides are drawn anew; who takes part is public where
-        # it is charged
+        # only coins whose effect the analysis hides are drawn anew; cohorts are public if
+        # participations are charged
         if channel.records is not None:
             channel.records.coins = [self.secret]
         elif not channel.accountant.by_client:

@@ -253,8 +253,8 @@ def exact_sums(setup: Setup, seed: int, coins: np.random.Generator) -> list[Find
 
 
 def _released(setup: Setup, name: str, seed: int, rows: Tensor, clients: np.ndarray) -> np.ndarray:
-    """Returns the sum that is released of ``rows`` (k, D) of the first of ``clients``, who are
-    drawn."""
+    """Returns the released sum of ``rows`` (k, D) of the first of ``clients``, which are the
+    cohort."""
 
     def sent(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:
         if release == name:

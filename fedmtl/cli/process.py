@@ -105,7 +105,7 @@ class Process:
 
         Args:
             job: of a sweep, named in the line. An error that the other ranks do not have ends this
-                process: they wait for it in that job, and hear that it has ended.
+                process: they wait for it in that job, and are told that it has ended.
         """
         try:
             yield

@@ -205,7 +205,7 @@ def automatic(
 def _sampled(privacy: Privacy | None) -> Sampler:
     """Returns the schedule of a population of which not all take part in a round."""
     if isinstance(privacy, ClientPrivacy) and privacy.aggregation is not None:
-        # the server knows who takes part, so that sampling amplifies nothing against it
+        # the server knows the cohort, so that sampling amplifies nothing against it
         return CyclicCohorts(cohort=LARGEST_COHORT)
     return PoissonSampling(cohort=LARGEST_COHORT)
 

@@ -42,7 +42,7 @@ def messages(
 
     Args:
         network: the graph and the public constants.
-        events: (T,), who wakes and sends.
+        events: (T,), the agents that wake up and send, in order.
         released: (n,), False for agents that release nothing.
         prime: for the residues of the same numbers, int64; None for float64.
     """

@@ -14,7 +14,7 @@ releases and noise, the graph, all public constants and the order of the wake-up
 messages between two other agents, nor their models.
 
 *View.* With ``releases=1`` every release g_i = (mean of clipped gradients at the public start)
-+ eta_i is made before its agent hears anything, eta_i ~ N(0, sigma_i^2 I). All that follows is
++ eta_i is made before its agent receives a message, eta_i ~ N(0, sigma_i^2 I). All that follows is
 linear in the releases, as alpha (1 + mu c (h + 2 lambda)) = 1: the agent k that wakes at t sends
 
     theta_k(t) = alpha_k (sum_j (W_kj / D_kk) theta_j(t) - mu c_k g_k) = -sum_i a_ti g_i.
@@ -242,7 +242,7 @@ def pairwise_privacy(
     distance = np.zeros((len(adversaries), n))
     bounded = 0
     for each, members in enumerate(adversaries):
-        # they know their own releases, and hear their neighbours
+        # they know their own releases, and receive the messages of their neighbours
         inside = np.zeros(n, dtype=bool)
         inside[[places[name] for name in members]] = True
         heard = (network.graph.weights[inside].sum(0) > 0) & ~inside

@@ -190,7 +190,7 @@ def choose(
             names some.
         ConfigError: fewer than ``draw`` have.
     """
-    # both sides count, so that the split does not decide who takes part
+    # both sides count, so that the split does not decide which clients take part
     counts: Counter[str] = Counter()
     for side in (train, test):
         counts.update({client: len(y) for client, (_, y) in side.items()})

@@ -211,7 +211,7 @@ class RowBound(Checked):
         # the factor and the products round; the margin keeps the norm below the bound all the same
         limit = self.bound * (1 - _MARGIN)
         factor = (limit / norms.clamp(min=limit)).reshape(-1, *[1] * (x.dim() - 1))
-        # a NaN survives any factor, and a sum with it would show who has it
+        # a NaN survives any factor, and a sum with it would show its owner
         valid = torch.isfinite(norms).reshape(factor.shape)
         return (x.double() * factor).masked_fill_(~valid, 0.0).to(x.dtype)
 

@@ -66,7 +66,7 @@ class Inbox(Server):
         store = engine.state.private
         clients = torch.arange(plan.problem.clients)
         free = store.gather(FREE, clients)
-        # who has not been used for the longest time is asked first
+        # the client whose last use is the oldest is asked first
         sampler = engine.channel.sampler
         assert isinstance(sampler, BoundBuffered)
         order = sampler.clients.order

@@ -9,8 +9,7 @@ client's numbers could differ in their last bits by
 - how wide its batches are padded: its own number of examples decides (:func:`batch_widths`), and
   clients of one width make one stack;
 - its place: matrix products round differently at different alignments in memory. Its lane, the
-  place modulo :data:`LANES`, is its position among those who take part, whatever the numbers of
-  examples;
+  place modulo :data:`LANES`, is its position in the cohort, whatever the numbers of examples;
 - the size of its stack: a batched product computes a stack of one client by other code than a
   larger one, so either all stacks have one client, or none has. Elements that do not fill a vector
   register are left to other code, too, so stacks have a multiple of 32 examples. If a chunk is too

@@ -194,7 +194,7 @@ class PrivacyAccountant:
         if self.ledger is not None:
             cohorts = None
             if self.by_client:
-                # Who took part is in the line, so that each client's account can be read off the
+                # The cohorts are in the line, so that each client's account can be read off the
                 # file.
                 cohorts = [
                     sorted(client for client in step if client >= 0) for step in members[0].tolist()

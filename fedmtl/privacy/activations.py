@@ -125,7 +125,7 @@ class Activations(Channel):
 
         Args:
             first: number of the first activation; each begins once.
-            members: int64 (R, S) or (R, S, 1), who acts in each of S activations of R replicates,
+            members: int64 (R, S) or (R, S, 1), the client of each of S activations of R replicates,
                 -1 for no client.
 
         Raises:

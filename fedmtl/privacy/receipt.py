@@ -114,7 +114,7 @@ class LocalReceipt:
     """The charge of the local steps of one round: each client pays its own, in their order.
 
     The number of a step in its client's own participation addresses its noise and its subset of
-    records, so that neither depends on who else takes part.
+    records, so that neither depends on the other participants.
 
     Args:
         step: number of the round.

@@ -298,7 +298,7 @@ class Records:
         rates = self.plan.rates[clients]
         keys = self._keys[clients]
         inside: Array = np.arange(max(1, counts.max(initial=0))) < counts[..., None]
-        # Without sampling no coin is tossed, and none would be used up.
+        # Without sampling no coin is drawn from the source.
         if (rates == 1).all():
             return inside
         of = torch.from_numpy(numbers), torch.from_numpy(keys), inside.shape[-1]

@@ -237,7 +237,7 @@ class BoundFixed(_BoundCohort):
             raise ConfigError(
                 "FixedCohort with a cap on uses needs the participations so far to draw a cohort."
             )
-        # Who has reached the cap is public: participations are charged and may be told.
+        # The clients at the cap are public: participations are charged and may be told.
         eligible = torch.nonzero(uses < self.max_uses).flatten()
         if eligible.numel() < self.cohort:
             raise BudgetExhausted(
@@ -290,8 +290,8 @@ class BoundFull(BoundSampler):
 
 @dataclass(frozen=True)
 class BoundEverybody(BoundFull):
-    """Everybody, to an observer who knows that they take part: a client cannot be added or removed
-    unseen, so only its data can be hidden."""
+    """Full participation, to an observer that knows the participants: a client cannot be added or
+    removed unseen, so only its data can be hidden."""
 
     relation = "zero_out"
 

@@ -2,8 +2,8 @@
 
 Under :class:`~fedmtl.privacy.ClientPrivacy` with a trusted server the server adds the noise. In a
 secure sum (:mod:`.secure_sum`) the clients do, and epsilon holds against the server, too. The
-server knows who takes part: against it every participation is charged in full, and sampling
-amplifies nothing.
+server knows the cohorts: against it every participation is charged in full, and sampling amplifies
+nothing.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def calibrate_secure_gradients(
 
     The sum over all clients has the noise that one client alone would need (Abadi et al., CCS 2016,
     for a server without the data). Every client draws its records by secret coins, which amplify
-    against the server and the other clients; who takes part is public.
+    against the server and the other clients; the cohorts are public.
 
     Args:
         privacy: settings, with noise and an aggregation.

@@ -58,7 +58,7 @@ def plot_pairs(
         matrix.figure.colorbar(picture, ax=matrix, label=f"epsilon at delta = {rounded_up(delta)}")
         finite = outside & np.isfinite(distance) & np.isfinite(epsilon)
         edges = np.unique(distance[finite])
-        # beyond these nobody hears anything that counts
+        # beyond these every epsilon is negligible
         seen = distance[finite & (epsilon > _LEAST * local)].max(initial=1.0)
         edges = edges[edges <= seen + 1]
         # pairs of one distance stand beside each other in the order of their epsilons

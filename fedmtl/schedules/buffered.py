@@ -155,8 +155,9 @@ class Population:
     Attributes:
         settings: of the schedule.
         order: int64 (n,), the clients in the order of their keys.
-        serve: makes the server that asks them, from its limits; None if nobody asks here.
-        foreseen: True if the settings and the seed say who answers when; False of real clients.
+        serve: makes the server that asks them, from its limits; None on a client.
+        foreseen: True if the order of the answers follows from the settings and the seed; False of
+            real clients.
     """
 
     settings: Buffered

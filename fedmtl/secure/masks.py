@@ -40,7 +40,7 @@ def derived(secret: bytes, *about: bytes) -> bytes:
     SHA-256).
 
     Args:
-        secret: unknown to all who must not know the key.
+        secret: unknown to all parties that must not know the key.
         about: the purpose first; parts of lengths that the purpose fixes.
     """
     return HKDF(algorithm=SHA256(), length=KEY, salt=None, info=b"".join(about)).derive(secret)
@@ -98,7 +98,7 @@ class Pair:
 
 
 def sealed(key: bytes, content: bytes, about: bytes) -> bytes:
-    """Returns a box: a content that only who has the key can read or alter.
+    """Returns a box: a content that only owners of the key can read or alter.
 
     Args:
         key: 32 bytes, of this box alone.

@@ -251,8 +251,8 @@ class SecureSumServer:
                 self._words.add_mask(key)
 
     def _wrong(self, place: int, answered: Sequence[int], threshold: int) -> SecureSumError:
-        """Returns the error of wrong shares of one client; it names who sent one if a single answer
-        is to blame and there are enough others."""
+        """Returns the error of wrong shares of one client; it names the sender if a single answer
+        is wrong and there are enough others."""
         names = self._public.names
         why = "too few others answered to find whose"
         if len(answered) > threshold:

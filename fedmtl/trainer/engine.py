@@ -216,7 +216,7 @@ def _in_time(plan: RunPlan) -> Callable[[Block], Block]:
     schedule has one. All of the cohort are charged."""
     settings = plan.settings
     schedule = settings.schedule
-    # nobody is late who trains for itself alone
+    # a deadline does not apply to local training
     if not isinstance(schedule, Deadline) or isinstance(plan.algorithm, Local):
         return lambda block: block
     limit = schedule.limit

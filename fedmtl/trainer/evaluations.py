@@ -31,7 +31,7 @@ class Evaluations:
         plan: of the run.
         engine: measures.
         channel: open.
-        callbacks: hear of every row.
+        callbacks: are called with every row.
         rows: the history of a run that is resumed.
 
     Attributes:

@@ -320,7 +320,7 @@ def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -
         if one != other:
             differing = _differing(one, other)
             raise DataError(f"{name}: the column {one.name!r} has {differing}{remedy}.")
-    # Two tables may differ in their columns of clients, and in who declared the ranges.
+    # Two tables may differ in their columns of clients, and in the origin of the ranges.
     targets = [
         replace(schema, columns=(), target="", client=None, form=None, declared=True)
         for schema in (old, new)

@@ -72,9 +72,9 @@ class MovieLensSettings:
         constant: value of that feature; a larger one lets levels differ more between neighbours,
             and moves them faster, and is part of every row's norm.
         public_users: so many users are taken as public: they are no clients, all their ratings fit
-            the features, and no training rating of a client does. Their numbers decide who they
-            are. 0: the training ratings of the clients fit the features, which is outside of
-            every guarantee, as ``notes`` says.
+            the features, and no training rating of a client does. A draw keyed by their numbers
+            chooses them. 0: the training ratings of the clients fit the features, which is outside
+            of every guarantee, as ``notes`` says.
         test_fraction: share of a user's ratings held out for test.
         min_examples: users with fewer ratings are left out.
         seed: of the split, keyed by the user's id, and of the factorization's start.

@@ -97,7 +97,7 @@ def read_stackoverflow(settings: StackOverflowSettings) -> FederatedDataset:
         "source": str(root),
         "draw": settings.clients,
     }
-    # before words are counted: users who are left out must not decide which are common
+    # before words are counted: users that are left out must not decide which are common
     sides = taking_part(_read(root, settings.max_examples), **options)
     given = settings.counts is not None
     if settings.counts is not None:

@@ -47,7 +47,7 @@ the paper, with a staircase in place of the discrete Laplace law, and one compar
 Algorithm 1). A trial is accepted if a uniform number, whose bits are drawn as they are needed,
 is below a probability. Doubles with a margin of 2**-40 decide nearly all trials; the others are
 decided by whole numbers of any length. The number of trials, and so the time, depends on the
-noise: an observer who can time single releases to a microsecond may learn a little of it.
+noise: an observer that can time single releases to a microsecond may learn a little of it.
 """
 
 from __future__ import annotations
