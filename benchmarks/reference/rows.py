@@ -147,8 +147,19 @@ def _networks(
     tuned: tuple[Setting, ...],
     buffered: tuple[Buffered, int],
     cohorts: tuple[PoissonSampling, int, str],
+    representation: tuple[float, ...],
 ) -> list[Row]:
-    """Returns the rows of classes alone: a server that does not wait, and methods without noise."""
+    """Returns the rows of classes alone: a server that does not wait, and methods without noise.
+
+    Args:
+        problem: the data.
+        solver: of the clients.
+        clips: norms that are tried.
+        tuned: settings of FedAvg with finetuning.
+        buffered: the schedule of a server that does not wait, and its steps.
+        cohorts: the schedule of the other methods, with its rounds and its words.
+        representation: epsilons of FedRep, whose release of the representation alone is CENTAUR.
+    """
     name = problem.name
     schedule, steps = buffered
     poisson, rounds, words = cohorts
@@ -174,11 +185,13 @@ def _networks(
     }  # fmt: skip
     for method, ways in others.items():
         model: Model = "linear"
+        epsilons: tuple[float, ...] = (NO_NOISE,)
         if method == "FedRep":
             model = "hidden"
+            epsilons = representation
         rows.append(
             Row(f"{name}-{method.lower()}", problem, method, "client", "trusted", words, poisson,
-                rounds, grid(clips, ways), (NO_NOISE,), model=model)
+                rounds, grid(clips, ways), epsilons, model=model)
         )  # fmt: skip
     return rows
 
@@ -198,7 +211,7 @@ def _digits() -> list[Row]:
     rows = _client_rows(DIGITS, solver, local, methods, cohorts, 10)
     buffered = Buffered(latency=UNEQUAL, concurrency=100, buffer=50, rest=15), 80
     tuned = methods["FedAvg + finetuning"]
-    return [*rows, *_networks(DIGITS, solver, clips, tuned, buffered, cohorts)]
+    return [*rows, *_networks(DIGITS, solver, clips, tuned, buffered, cohorts, ALL)]
 
 
 def _femnist() -> list[Row]:
@@ -216,7 +229,7 @@ def _femnist() -> list[Row]:
     rows = _client_rows(FEMNIST, solver, local, methods, cohorts, 10)
     buffered = Buffered(latency=UNEQUAL, concurrency=100, buffer=50, rest=2), 60
     tuned = methods["FedAvg + finetuning"]
-    return [*rows, *_networks(FEMNIST, solver, clips, tuned, buffered, cohorts)]
+    return [*rows, *_networks(FEMNIST, solver, clips, tuned, buffered, cohorts, (NO_NOISE,))]
 
 
 # One release fills the clip norm whatever it is, so it is no setting of the private prior.
