@@ -29,9 +29,9 @@ def check(words: list[str]) -> int:
     """Say before training whether the noise allows sharing, and draft the settings of a table.
 
     The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon
-    covers: put in what you know of the columns. --public writes nothing, and prints what follows
-    from declared facts and the number of clients, with privacy=record also that of records; its
-    warnings and errors may speak of rows.
+    covers: put in known facts of the columns. --public writes nothing, and prints only lines that
+    follow from declared facts and the number of clients, with privacy=record also that of records;
+    its warnings and errors may speak of rows.
 
     examples
       fedmtl check visits.csv client=ward target=days privacy.epsilon=3

@@ -175,9 +175,9 @@ def verify(words: list[str]) -> int:
 
     The checks: the hashes of all files, the chain of hashes of the ledger and its head in
     privacy.json and in the checkpoint, every charge against the schedule, epsilon by dp-accounting,
-    the last released values on their public grid, and the shared model against the checkpoint. What
-    cannot be confirmed is said to be not covered. With --json the output can travel with a model as
-    its privacy certificate; it holds nothing private.
+    the last released values on their public grid, and the shared model against the checkpoint.
+    Facts that cannot be confirmed are reported as not covered. With --json the output can travel
+    with a model as its privacy certificate; it holds nothing private.
 
     Files that fit prove that nothing was altered by mistake or by someone without the whole folder.
     Whoever holds the whole folder can write it anew, but not under the seal that a secure run

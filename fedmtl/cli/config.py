@@ -38,10 +38,10 @@ def composing(typed: Typed) -> Iterator[Hydra]:
     """Lets Hydra, which it yields, compose the files of :mod:`fedmtl.cli.defaults` in this block.
 
     Args:
-        typed: the settings that it composes, by which it is named what it refuses.
+        typed: the settings that it composes, for the names in its refusals.
 
     Raises:
-        ConfigError: what Hydra cannot read or compose.
+        ConfigError: settings that Hydra cannot read or compose.
     """
     register()
     # The module holds Hydra's own files, which are searched anyhow. Without one Hydra looks for a

@@ -8,14 +8,14 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: personal model
        fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
        fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
-       fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims;
+       fedmtl audit [KEY=VALUE ...]      check by experiment the claims of a configuration;
                                          --interval: measure epsilon
        fedmtl predict FOLDER new.csv     the target of new rows of a table, in its units;
                                          --client, --probabilities
        fedmtl export FOLDER model.onnx   a model of a table as a program that needs no fedmtl;
                                          or model.pt2
        fedmtl check data=... [KEY=VALUE] say before training whether the noise allows sharing
-       fedmtl verify FOLDER              what the files of a finished run confirm
+       fedmtl verify FOLDER              check a finished run by its files
        fedmtl identity NAME              the key of a node for secure aggregation
        torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]
                                          train, sweep or resume in several processes
@@ -35,9 +35,9 @@ common settings
 
 options
   -m, --multirun      run every combination of listed values
-  --cfg job           print all settings and stop; with --resolve: what references lead to
+  --cfg job           print all settings and stop; with --resolve: references resolved
   --config-dir DIR    a folder with your own groups, searched first; every command takes it
-  --trust MODULE      call what files name in this module too, such as an algorithm of yours;
+  --trust MODULE      call objects of this module by name, too, such as your own algorithm;
                       every command takes it
   --debug             show tracebacks
   --version, --help
