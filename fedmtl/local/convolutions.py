@@ -333,8 +333,8 @@ class ConvolutionalNetwork:
         keep: float,
         rate: float,
     ) -> None:
-        """Makes ``target`` (1, D) ``keep`` times itself, and of 0 nothing, less ``rate`` times the
-        gradient by all parameters; see :meth:`.products.Perceptron.descend`."""
+        """Sets ``target`` (1, D) to ``keep * target - rate * gradient``, by all parameters; see
+        :meth:`.products.Perceptron.descend`."""
         tapes = values[: len(self.stages)]
         values = values[len(self.stages) :]
         changed = self.head.layout.views(target[0])

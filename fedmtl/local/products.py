@@ -74,8 +74,9 @@ class Linear:
     def descend(
         self, target: Views, x: Tensor, signal: Tensor, *, keep: float, rate: float
     ) -> None:
-        """Makes the layer's parameters in ``target`` ``keep`` times themselves, and of 0 nothing,
-        less ``rate`` times their gradients, with ``signal`` (K, B, outputs) that by the product."""
+        """Sets the layer's parameters in ``target`` to ``keep * target - rate * gradient``, with
+        ``signal`` (K, B, outputs) the gradient by the product; with ``keep`` 0 the old values are
+        not read."""
         # Weight decay and the step in one pass over the weights.
         target[self.weight].baddbmm_(signal.mT, x, beta=keep, alpha=-rate)
         if self.bias is not None:
@@ -160,8 +161,8 @@ class Perceptron:
         rate: float,
         inward: bool = False,
     ) -> Tensor:
-        """Makes ``target`` ``keep`` times itself, and of 0 nothing, less ``rate`` times the
-        gradient by all parameters.
+        """Sets ``target`` to ``keep * target - rate * gradient``, the gradient by all parameters;
+        with ``keep`` 0 the old values are not read.
 
         Args:
             rows: (K, D), as in :meth:`forward`.
@@ -173,7 +174,8 @@ class Perceptron:
             inward: asks for the gradient by the input.
 
         Returns:
-            The gradient by the input, (K, B, inputs), if it is asked for.
+            The gradient by the input, (K, B, inputs), if it is asked for; else that by the product
+            of the first layer.
         """
         signal = signal.reshape(values[-1].shape)
         parameters = self.layout.views(rows)
@@ -194,7 +196,8 @@ class Perceptron:
 
 
 def descend(target: Tensor, gradient: Tensor, *, keep: float, rate: float) -> None:
-    """Makes ``target`` ``keep`` times itself, and of 0 nothing, less ``rate`` times a gradient."""
+    """Sets ``target`` to ``keep * target - rate * gradient``; with ``keep`` 0 the old values are
+    not read."""
     if keep:
         target.mul_(keep).sub_(gradient, alpha=rate)
     else:

@@ -38,8 +38,8 @@ def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
     """Returns the width of the batches of clients with ``counts`` examples, each of them by its own
     count: int64 (k,) -> (k,).
 
-    ``batch_size``, and for fewer examples, or if that is ``None``, the next of 16, 32, 48, 64,
-    96, 128, 192, ...
+    The width is the least of 16, 32, 48, 64, 96, 128, 192, ... that holds all examples of the
+    client, and at most ``batch_size``.
     """
     wide = counts.clamp(min=16)
     # Few distinct widths: compiled code and memory are used again from round to round.

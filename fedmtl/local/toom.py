@@ -33,7 +33,8 @@ class Toom:
     @classmethod
     @functools.cache
     def of(cls, size: int, dtype: torch.dtype) -> Toom:
-        """Returns it for filters of ``size``, at most as many as there are points and infinity.
+        """Returns the correlation with filters of ``size`` numbers, at most as many as there are
+        points, infinity included.
 
         Polynomials with coefficients u and v are multiplied by their values: (u v) = V^-1 (V_u u *
         V_v v), V with the powers of the points in its rows. The transpose of that linear function

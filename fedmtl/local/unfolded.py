@@ -160,8 +160,8 @@ class UnfoldedNetwork:
         keep: float,
         rate: float,
     ) -> None:
-        """Makes ``target`` (K, D) ``keep`` times itself, and of 0 nothing, less ``rate`` times the
-        gradient by all parameters; see :meth:`.products.Perceptron.descend`."""
+        """Sets ``target`` (K, D) to ``keep * target - rate * gradient``, by all parameters; see
+        :meth:`.products.Perceptron.descend`."""
         stages = self.network.stages
         head = self.network.head
         tapes = values[: len(stages)]

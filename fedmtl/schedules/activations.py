@@ -184,7 +184,8 @@ class BoundSchedule:
             start = end
 
     def draws(self, seed: int, replicate: int = 0) -> tuple[Gaps, Absences | None]:
-        """Returns the latencies of a replicate by client and number, and a new record of absences.
+        """Returns a function from clients and the numbers of their activations to the latencies of
+        a replicate, and a new record of absences; None without dropouts.
 
         Args:
             seed: of the run.

@@ -126,8 +126,8 @@ class TraceLatency:
             names: ids of the n clients, in the order of the data.
 
         Returns:
-            A function from uniform numbers (k,), clients int64 (k,) and numbers of their events to
-            latencies in seconds (k,).
+            A function from uniform numbers, clients and the numbers of their activations, int64, to
+            latencies in seconds; the shapes are broadcast.
 
         Raises:
             ConfigError: lists in the order of the clients, but not one for each of them.

@@ -99,8 +99,8 @@ def _published_model(received: Received, folder: Path) -> Predictor:
 
 
 def _network(values: Any) -> dict[str, Any]:
-    """Returns the description of the network, with a ``made`` that names functions of
-    :mod:`fedmtl.models` alone."""
+    """Returns the description of the network, with its keys and its dtype checked; :func:`_built`
+    checks the functions that ``made`` names."""
     if not isinstance(values, dict) or set(values) != {"made", "dtype"}:
         raise DataError("network must have made and dtype, and nothing else.")
     if values["dtype"] not in _DTYPES:
@@ -239,7 +239,7 @@ def _bound(metadata: Mapping[str, str]) -> RowBound | None:
     """Returns the bound on records of the model's metadata; None without one.
 
     Raises:
-        DataError: no bound in it.
+        DataError: an entry ``bound`` that is no bound with its norm.
     """
     if "bound" not in metadata:
         return None
