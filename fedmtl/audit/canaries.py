@@ -125,8 +125,9 @@ class Canaries(Coins):
         return drawn[self.coins[drawn]]
 
     def row(self, release: Release, step: int, canary: int) -> Tensor:
-        """Returns the row (1, D) float64 that a canary sends, longer than the clip norm; zeros of
-        one that is out, which its share of the noise of a secure sum hides."""
+        """Returns the row (1, D) float64 that a canary sends, longer than the clip norm. One that
+        is out sends the negative row under replace-one, else zeros, which its share of the noise of
+        a secure sum hides."""
         places, values = self.directions(release, step)
         sign = 1.0
         if not self.coins[canary]:

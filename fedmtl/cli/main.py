@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Runs the command.
 
     Args:
         argv: words after the program's name; default ``sys.argv[1:]``.

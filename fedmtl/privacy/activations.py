@@ -251,6 +251,9 @@ class Activations(Channel):
     def noise_std(self, name: str = GRADIENT) -> Tensor:
         """Returns (R,) float64, the standard deviation of the noise on the answer that was released
         last.
+
+        Raises:
+            PrivacyError: nothing has been released.
         """
         window = self._window
         if window is None or not window.receipt.spent:

@@ -300,7 +300,8 @@ class _ChannelSetup:
         )
 
     def _budget(self) -> float | None:
-        """Returns the budget that ends a run early; None if clients noise their own gradients."""
+        """Returns the budget that ends a run early; None with replicates, or if clients noise their
+        own."""
         if len(self.sources) > 1 or not self.settings:
             return None
         privacy = self.settings[0]

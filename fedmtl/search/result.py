@@ -63,8 +63,8 @@ class SearchResult:
         return self.privacy.epsilon
 
     def summary(self) -> str:
-        """Returns the printed summary: the choice, its accuracy over clients, and the privacy
-        block."""
+        """Returns the printed summary: the choice, its noised score, the scores of its run, and the
+        privacy block."""
         search = self.privacy.search or {}
         count = len(search["candidates"])
         if self.best is None or self.score is None:

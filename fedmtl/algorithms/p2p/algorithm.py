@@ -172,8 +172,8 @@ class PeerToPeer(OneAtATime):
         """Plans mean gradients of the agents' records, T_i of each, and one more for a warm start.
 
         Raises:
-            ConfigError: a warm start, and an agent never wakes, cannot compute its model exactly
-                enough, or the run is too short.
+            ConfigError: a warm start in a run that is too short, with an agent that never wakes up,
+                or with one that cannot compute its model exactly enough.
         """
         (plan,) = super().plan(problem, schedule)
         if self.warm_start is not None:

@@ -324,8 +324,8 @@ def _atoms(event: DpEvent, q: float) -> tuple[tuple[np.ndarray, np.ndarray, floa
 
 
 def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float]:
-    """Returns q sqrt(exp(1 / z^2) - 1) or at most 1 / z, and the largest loss, about log(1 + q
-    (exp(10 / z + 1 / (2 z^2)) - 1)).
+    """Returns the smaller of q sqrt(exp(1 / z^2) - 1) and 1 / z, and the largest loss, about log(1
+    + q (exp(10 / z + 1 / (2 z^2)) - 1)).
 
     If the loss has a long thin tail (small q and z), the range bounds the number of points
     instead.
