@@ -306,7 +306,7 @@ def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
 def rounds(
     setup: Setup, channel: Rounds, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Begins rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each
+    """Begins rounds, of the run or from ``start`` to ``stop``, until the budget ends; yields each
     with its cohort."""
     for step in range(start, setup.steps if stop is None else stop):
         try:

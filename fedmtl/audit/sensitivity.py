@@ -62,7 +62,7 @@ def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
 
 
 def sensitivity(setup: Setup, seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Checks every release, also if it is clipped and not noised."""
+    """Checks the sensitivity of every release, also of one that is clipped and not noised."""
     setup = setup.seeded()
     findings = []
     for name in setup.claims.names:

@@ -300,7 +300,7 @@ class _ChannelSetup:
         )
 
     def _budget(self) -> float | None:
-        """Returns the budget that ends a run early; None with replicates, or if clients noise their
+        """Returns the budget that ends a run; None with replicates, or noise of the clients'
         own."""
         if len(self.sources) > 1 or not self.settings:
             return None

@@ -173,6 +173,7 @@ def chosen_settings(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
 
     Returns:
         One value a setting; a list with one for each budget if replicates have values of their own.
+        Settings that stay ``"auto"``, and values that are texts, are left out.
     """
     settings = {}
     for name, value in vars(asked.algorithm).items():
