@@ -300,8 +300,7 @@ class _ChannelSetup:
         )
 
     def _budget(self) -> float | None:
-        """Returns the budget that ends a run; None with replicates, or noise of the clients'
-        own."""
+        """Returns the budget that ends a run; None with replicates, or noise of each client."""
         if len(self.sources) > 1 or not self.settings:
             return None
         privacy = self.settings[0]
