@@ -36,7 +36,7 @@ from fedmtl.cli.names import EXTRA, choices
 from fedmtl.cli.process import Process
 from fedmtl.cli.run import train_one, unlike
 from fedmtl.cli.stored import with_absolute_paths, write_config
-from fedmtl.cli.typed import read
+from fedmtl.cli.words import read
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
 from fedmtl.trainer.settings import Settings

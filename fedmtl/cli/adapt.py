@@ -21,7 +21,7 @@ from .names import TRUST
 from .output import say, show
 from .parsers import command_parser
 from .stored import changed, stored_config
-from .typed import of_place
+from .words import of_place
 
 _COLUMNS = (
     "client",

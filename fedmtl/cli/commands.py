@@ -1,4 +1,5 @@
-"""The commands about runs that exist, ``resume``, ``verify`` and ``report``, and ``audit``."""
+"""The commands about runs that exist, ``resume``, ``verify`` and ``report``; ``audit`` and
+``identity``."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
 from .._text import shown
 from ..errors import ConfigError
@@ -240,4 +242,29 @@ def report(words: list[str]) -> int:
     for folder, why in made.left_out.items():
         say(shown(f"left out: {folder}: {why}"))
     show("\n".join(map(str, files)))
+    return 0
+
+
+def identity(words: list[str]) -> int:
+    """Make the identity key of a client, by which others know it in secure sums.
+
+    The private key goes into a new file, which stays on the client's node. The printed key is the
+    public one, for identities= of the server and of all nodes.
+
+    examples
+      fedmtl identity north                     north.key, in this folder
+      fedmtl identity north --file keys/n.key   another file
+    """
+    parser = command_parser(identity)
+    parser.add_argument("name", help="of the client, as in the population")
+    parser.add_argument("--file", type=Path, help="a new one, for the private key")
+    options = parser.parse_args(words)
+
+    from ..secure.identity import new_identity
+
+    file = options.file
+    if file is None:
+        file = Path(f"{quote(options.name, safe='')}.key")
+    public = new_identity(file)
+    show(f'"{options.name}": "{public}"')
     return 0

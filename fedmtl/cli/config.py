@@ -26,7 +26,7 @@ from .defaults import VERSION, load, register
 from .names import EXTRA, TRUST
 from .received import HYDRA
 from .refusals import dotted, refusals
-from .typed import Typed, read
+from .words import Typed, read
 
 Config = dict[str, Any]
 FOLDERS = {"run": "hydra.run.dir", "sweep": "hydra.sweep.dir"}
@@ -104,7 +104,7 @@ def course(typed: Typed, name: str, *, multirun: bool) -> tuple[bool, Path | Non
     kind = "run"
     if multirun:
         kind = "sweep"
-    chosen = typed.single.values.get(FOLDERS[kind])
+    chosen = typed.single.get(FOLDERS[kind])
     if chosen is None and own is not None and HYDRA in TRUST.get():
         chosen = own[kind]["dir"]
         if chosen == _of_hydra(read(()), "config")[kind]["dir"]:

@@ -62,8 +62,7 @@ from .. import __version__
 from ..errors import ConfigError, first_line
 from .adapt import adapt
 from .check import check
-from .commands import audit, report, resume, verify
-from .identity import identity
+from .commands import audit, identity, report, resume, verify
 from .names import EXTRA, TRUST, choices
 from .output import lost, outputs, say, show
 from .parsers import USAGE, Parser

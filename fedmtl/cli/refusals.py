@@ -21,7 +21,7 @@ from .defaults import load
 from .names import choices
 
 if TYPE_CHECKING:
-    from .typed import Typed
+    from .words import Typed
 
 _BOUNDS = "data.bounds"
 

@@ -42,7 +42,7 @@ from .parsers import hydra_options
 from .process import Process
 from .refusals import refusals
 from .stored import check_logger, write_config
-from .typed import Typed, differing, read
+from .words import Typed, differing, read
 
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport

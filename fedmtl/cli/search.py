@@ -19,7 +19,7 @@ from .parsers import command_parser
 from .process import Process
 from .run import print_saved
 from .stored import write_config
-from .typed import differing, read
+from .words import differing, read
 
 
 def search(words: list[str]) -> int:

@@ -16,7 +16,7 @@ from .._yaml import read_yaml, yaml_text
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, resolve
-from .typed import Typed, of_place, read
+from .words import Typed, of_place, read
 
 _PATHS = (
     *("data.root", "data.path", "data.images", "data.cache", "data.counts"),

@@ -1,18 +1,22 @@
-"""The words of a command as people write them first: a table by its path, and settings by their
-short names."""
+"""The words of a command: as people write them, a table by its path and settings by their short
+names, and as Hydra reads them, as overrides of settings."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from .._extras import vision_models
 from ..errors import ConfigError
+from .refusals import refusals
 
 _TABLE = re.compile(r"(data=)?([^=]+\.(csv|csv\.gz|tsv|tsv\.gz|parquet))", re.IGNORECASE)
 _OTHER_FILE = re.compile(
@@ -50,16 +54,16 @@ def understood(words: Sequence[str]) -> list[str]:
         first = words[0]
     if not (first in _COMMANDS or first.startswith(("-", "~", "+")) or _is_setting(first)):
         return list(words)
-    read = _with_tables(words)
-    if "data=table" in read:
-        read = [
+    settings = _with_tables(words)
+    if "data=table" in settings:
+        settings = [
             f"data.{word}" if word.partition("=")[0] in _OF_A_TABLE and "=" in word else word
-            for word in read
+            for word in settings
         ]
     else:
-        _refuse_columns(read)
-    read = [_readable(word) for word in read]
-    for word in read:
+        _refuse_columns(settings)
+    settings = [_readable(word) for word in settings]
+    for word in settings:
         if word.lower() in _OPTIONS:
             raise ConfigError(f"{word} is no choice: {_OPTIONS[word.lower()]}.")
         if word.startswith("model=") and _is_of_torchvision(word.removeprefix("model=")):
@@ -69,8 +73,8 @@ def understood(words: Sequence[str]) -> list[str]:
             )
     # candidates of a search are typed, and new clients have the settings of their run
     if first in ("search", "adapt"):
-        return read
-    return with_automatic(read)
+        return settings
+    return with_automatic(settings)
 
 
 def with_automatic(words: Sequence[str]) -> list[str]:
@@ -91,21 +95,21 @@ def _with_tables(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a file of another kind.
     """
-    read: list[str] = []
+    settings: list[str] = []
     for word in words:
         found = _TABLE.fullmatch(word)
-        behind_option = bool(read) and read[-1].startswith("--") and "=" not in read[-1]
+        behind_option = bool(settings) and settings[-1].startswith("--") and "=" not in settings[-1]
         other = _OTHER_FILE.fullmatch(word)
         if found and not behind_option:
-            read += ["data=table", f"data.path={found[2]}"]
+            settings += ["data=table", f"data.path={found[2]}"]
         elif other and not behind_option:
             raise ConfigError(
                 f"{other[2]} is no file of a table that is read; save the table as .csv or .parquet"
                 " (also .tsv, .csv.gz and .tsv.gz)."
             )
         else:
-            read.append(word)
-    return read
+            settings.append(word)
+    return settings
 
 
 def _readable(word: str) -> str:
@@ -117,8 +121,8 @@ def _readable(word: str) -> str:
         return word
     # A path that leads to a file is that path: no sweep, and no reference to a setting.
     is_path = key == "data.path" and Path(text).is_file()
-    read = _as_hydra_reads(word)
-    if read is None or (is_path and (read != text or "${" in text)):
+    value = _as_hydra_reads(word)
+    if value is None or (is_path and (value != text or "${" in text)):
         return f"{key}={_quoted(text)}"
     return word
 
@@ -173,3 +177,57 @@ def _is_of_torchvision(name: str) -> bool:
     if not re.fullmatch(r"[a-z]+_?[a-z]*\d+[a-z0-9_]*", name):
         return False
     return name in vision_models.list_models()
+
+
+@dataclass(frozen=True)
+class Typed:
+    """Settings as they are typed, which :func:`read` reads once.
+
+    Attributes:
+        words: ``KEY=VALUE`` each.
+        overrides: the same as Hydra reads them.
+    """
+
+    words: tuple[str, ...]
+    overrides: tuple[Override, ...]
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Returns the values by dotted key or group; the last one counts."""
+        return {override.key_or_group: override.value() for override in self.overrides}
+
+    @property
+    def single(self) -> dict[str, Any]:
+        """Returns the values without those that a sweep goes through."""
+        single = (one for one in self.overrides if not one.is_sweep_override())
+        return {one.key_or_group: one.value() for one in single}
+
+
+def read(words: Sequence[str]) -> Typed:
+    """Returns settings as Hydra reads them.
+
+    Raises:
+        ConfigError: one that it cannot read, or another folder of files than that of
+            ``--config-dir``.
+    """
+    with refusals():
+        overrides = OverridesParser.create().parse_overrides(list(words))
+    for override in overrides:
+        if override.get_key_element().lstrip("+~") == "hydra.searchpath":
+            raise ConfigError(
+                f"{override.input_line} is not taken; --config-dir DIR is the folder "
+                "with own groups."
+            )
+    return Typed(tuple(words), tuple(overrides))
+
+
+def of_place(words: Sequence[str], place: str) -> list[str]:
+    """Returns the settings of a group or of a setting."""
+    return [text for text in words if text.split("=")[0].split(".")[0].lstrip("+") == place]
+
+
+def differing(run: Sequence[str], typed: Typed) -> str:
+    """Returns those settings of a run of a sweep that were not typed with a single value."""
+    # the last counts
+    keys = {one.get_key_element(): one.is_sweep_override() for one in typed.overrides}
+    return " ".join(text for text in run if keys.get(text.partition("=")[0], True))
