@@ -17,6 +17,7 @@ from .._devices import sent
 from ..errors import ConfigError
 from .losses import Loss, example_losses
 from .module import StackedModule
+from .products import output_gradient
 
 CHUNK_BYTES = 1 << 26
 """Gradients of one chunk take at most this many bytes, or are those of one example."""
@@ -28,8 +29,8 @@ ALIKE = 32
 """Examples that are computed in one batch, or a multiple of it: so many fill vector registers."""
 
 Tensors = dict[str, Tensor]
-Gradients = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""A function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B))
+Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A function (parameters (A, D), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B))
 -> gradients (A * B, D)."""
 Values = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and positions of the examples of A copies, (A, B, ...) each."""
@@ -80,7 +81,8 @@ def example_gradients(
     - of 1, and if a chunk cannot hold 32 gradients, every example is computed by itself, which
       needs no batching rule.
 
-    The last piece of a copy is filled up with examples whose gradients are not used.
+    The last piece of a copy is filled up with examples whose gradients are not used. Off the CPU,
+    pieces and batches of a network by products are computed by these, with its rounding.
 
     Args:
         stack: with A copies or more loaded.
@@ -137,12 +139,16 @@ def example_gradients(
     # A batch of 32 gradients does not fit, so the examples are computed one by one.
     if size < ALIKE:
         width = 1
+    gradient = _gradient(stack, loss)
+    # A CPU keeps the bits of its usual operations; a GPU would compute grouped convolutions.
+    if stack.network is not None and x.device.type != "cpu":
+        gradient = _gradient_by_products(stack, loss)
     if width == 1:
         yield from _by_copy(stack, _gradient_of_one(stack, loss), address, values, mask, width)
     elif width == PIECE:
-        yield from _by_piece(stack, _gradient(stack, loss), address, values, mask, size)
+        yield from _by_piece(stack, gradient, address, values, mask, size)
     else:
-        yield from _by_copy(stack, _gradient(stack, loss), address, values, mask, width)
+        yield from _by_copy(stack, gradient, address, values, mask, width)
 
 
 def _by_copy(
@@ -160,11 +166,11 @@ def _by_copy(
     device = address.device
     for copy, number in enumerate(mask.sum(1).tolist()):
         own = slice(copy, copy + 1)
-        views = stack.layout.views(stack.rows[own])
+        parameters = stack.rows[own]
         for begin in range(0, number, width):
             # The last batch repeats its last example; these gradients are dropped.
             part = torch.arange(begin, begin + width, device=device).clamp_(max=number - 1)
-            rows = gradient(views, address[own], *(value[own, part] for value in values))
+            rows = gradient(parameters, address[own], *(value[own, part] for value in values))
             rows = rows[: number - begin]
             yield rows, torch.full((len(rows),), copy, device=device)
 
@@ -193,9 +199,9 @@ def _by_piece(
         place = sent(copy_of, device)
         column = sent(block, device)
         # Pieces of one copy read the same row of parameters.
-        views = stack.layout.views(_rows_of(stack, place, copy_of))
+        parameters = _rows_of(stack, place, copy_of)
         chosen = real.flatten().nonzero()[:, 0]
-        rows = gradient(views, address[place], *(value[place, column] for value in folded))
+        rows = gradient(parameters, address[place], *(value[place, column] for value in folded))
         # The clip adds up by client, so each gradient carries the number of its copy.
         owner = copy_of.repeat_interleave(PIECE)[chosen]
         if len(chosen) < len(rows):
@@ -221,12 +227,11 @@ def _gradient_of_one(stack: StackedModule, loss: Loss) -> Gradients:
 
     @torch.enable_grad()
     def gradient(
-        parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor
+        parameters: Tensor, address: Tensor, x: Tensor, y: Tensor, position: Tensor
     ) -> Tensor:
         # Leaves of their own: no gradient flows into the stack.
-        leaves = {
-            name: value.squeeze(0).detach().requires_grad_() for name, value in parameters.items()
-        }
+        views = stack.layout.views(parameters[0])
+        leaves = {name: value.detach().requires_grad_() for name, value in views.items()}
         tensors = leaves | stack.dropout_buffers(address[0], position[0, 0])
         outputs = functional_call(stack.train_module, tensors, (x[0],))
         own = example_losses(loss, outputs[None], y)[0, 0]
@@ -253,17 +258,41 @@ def _gradient(stack: StackedModule, loss: Loss) -> Gradients:
     over_copies = vmap(over_examples)
 
     def gradient(
-        parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor
+        parameters: Tensor, address: Tensor, x: Tensor, y: Tensor, position: Tensor
     ) -> Tensor:
         if x.shape[0] > 1:
-            result = over_copies(parameters, address, x, y, position)
+            views = stack.layout.views(parameters)
+            result = over_copies(views, address, x, y, position)
         else:  # one copy needs no second batching rule: its weights enter ordinary kernels
-            single = {name: value.squeeze(0) for name, value in parameters.items()}
+            single = stack.layout.views(parameters[0])
             result = over_examples(
                 single, *(value.squeeze(0) for value in (address, x, y, position))
             )
         return torch.cat(
             [result[name].reshape(position.numel(), -1) for name in stack.layout.names], dim=1
         )
+
+    return gradient
+
+
+def _gradient_by_products(stack: StackedModule, loss: Loss) -> Gradients:
+    """Returns the gradients' function by the batched products of a network, which has no dropout;
+    by :func:`torch.func.vmap` of inputs that the network does not take."""
+    network = stack.network
+    assert network is not None
+    otherwise = _gradient(stack, loss)
+
+    @torch.no_grad()
+    def gradient(
+        parameters: Tensor, address: Tensor, x: Tensor, y: Tensor, position: Tensor
+    ) -> Tensor:
+        values = network.forward(parameters, x)
+        if values is None:
+            return otherwise(parameters, address, x, y, position)
+        # of each example's own loss, none of which is divided by their number
+        signal = output_gradient(loss, values[-1], y, torch.ones_like(position, dtype=x.dtype))
+        target = parameters.new_empty(position.numel(), parameters.shape[1])
+        network.descend(parameters, values, signal, target, keep=0.0, rate=-1.0)
+        return target
 
     return gradient

@@ -76,7 +76,14 @@ class Linear:
     ) -> None:
         """Sets the layer's parameters in ``target`` to ``keep * target - rate * gradient``, with
         ``signal`` (K, B, outputs) the gradient by the product; with ``keep`` 0 the old values are
-        not read."""
+        not read.
+
+        A ``target`` of K B rows has the gradients of each example apart.
+        """
+        groups = len(target[self.weight])
+        if groups != len(signal):
+            signal = signal.reshape(groups, -1, signal.shape[2])
+            x = x.reshape(groups, -1, x.shape[2])
         # Weight decay and the step in one pass over the weights.
         target[self.weight].baddbmm_(signal.mT, x, beta=keep, alpha=-rate)
         if self.bias is not None:
@@ -168,7 +175,8 @@ class Perceptron:
             rows: (K, D), as in :meth:`forward`.
             values: the values that :meth:`forward` returned.
             signal: (K, B, ...), the gradient by the output.
-            target: (K, D), may be padded, and may be ``rows``.
+            target: (K, D), may be padded, and may be ``rows``; (K B, D) for the gradients of the
+                examples of each copy apart.
             keep: 1 less the decay of a step of gradient descent; 0 to write the gradients.
             rate: step size; -1 to write the gradients.
             inward: asks for the gradient by the input.

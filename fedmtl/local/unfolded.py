@@ -161,13 +161,17 @@ class UnfoldedNetwork:
         rate: float,
     ) -> None:
         """Sets ``target`` (K, D) to ``keep * target - rate * gradient``, by all parameters; see
-        :meth:`.products.Perceptron.descend`."""
+        :meth:`.products.Perceptron.descend`.
+
+        A ``target`` (K B, D) has the gradients of the examples of each copy apart.
+        """
         stages = self.network.stages
         head = self.network.head
         tapes = values[: len(stages)]
         values = values[len(stages) :]
         changed = head.layout.views(target)
         copies, batch = signal.shape[:2]
+        groups = len(target)  # the windows of a copy, or of an example, add up
         # The head hands down the gradient of its inputs before its weights change.
         below = head.descend(rows, values, signal, target, keep=keep, rate=rate, inward=True)
         flat = tapes[-1].value
@@ -179,13 +183,14 @@ class UnfoldedNetwork:
             shifted, above = stage.signals(tape, below.reshape(tape.value.shape))
             outputs, inputs, height, width = stage.shape
             wide = above.shape[2]
-            gradient = torch.bmm(tape.columns.mT, above.view(copies, -1, outputs))
-            # (K, h w C, O) -> (K, O, C, h, w)
-            gradient = gradient.view(copies, height, width, inputs, outputs)
+            columns = tape.columns.view(groups, -1, tape.columns.shape[2])
+            gradient = torch.bmm(columns.mT, above.view(groups, -1, outputs))
+            # (groups, h w C, O) -> (groups, O, C, h, w)
+            gradient = gradient.view(groups, height, width, inputs, outputs)
             gradient = gradient.permute(0, 4, 3, 1, 2)
             descend(changed[stage.weight], gradient, keep=keep, rate=rate)
             if stage.bias is not None:
-                bias = shifted.view(copies, -1, outputs).sum(1)
+                bias = shifted.view(groups, -1, outputs).sum(1)
                 descend(changed[stage.bias], bias, keep=keep, rate=rate)
             if number:
                 images = above.view(copies, batch, -1, wide, outputs)

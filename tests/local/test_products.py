@@ -78,6 +78,33 @@ def check_descent(
     torch.testing.assert_close(rows, 0.9 * before - 0.3 * expected, rtol=1e-10, atol=1e-12)
 
 
+def check_examples(
+    network: Any, module: nn.Module, rows: Tensor, x: Tensor, y: Tensor, loss
+) -> None:
+    """The gradients of examples apart are those of one example after another."""
+    count = x.shape[1]
+    alone = [
+        gradients(
+            module, rows, x[:, i : i + 1], y[:, i : i + 1], torch.ones(len(x), 1).bool(), loss
+        )
+        for i in range(count)
+    ]
+    expected = torch.stack(alone, 1).flatten(0, 1)
+    values = network.forward(rows, x)
+    signal = output_gradient(loss, values[-1], y, torch.ones(x.shape[:2], dtype=x.dtype))
+    found = torch.full_like(expected, torch.nan)
+    network.descend(rows, values, signal, found, keep=0.0, rate=-1.0)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", networks())
+def test_gradients_of_examples_apart(name: str, loss: str) -> None:
+    stack, perceptron, rows = stacked(networks()[name])
+    x = torch.randn(K, B, *SHAPE, dtype=torch.float64)
+    check_examples(perceptron, stack.train_module, rows, x, TARGETS[loss](), LOSSES[loss])
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", networks())
 def test_gradients_and_steps_are_those_of_automatic_differentiation(name: str, loss: str) -> None:

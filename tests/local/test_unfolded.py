@@ -5,12 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmtl.local import StackedModule, unfolded
+from fedmtl.local import Layout, StackedModule, example_gradients, unfolded
 from fedmtl.local.convolutions import ConvolutionalNetwork
 from fedmtl.local.losses import LOSSES
+from fedmtl.local.per_example import ALIKE, PIECE
 from fedmtl.local.unfolded import UnfoldedNetwork, windows_of
 from tests.local.test_convolutions import NETWORKS
-from tests.local.test_products import check_descent
+from tests.local.test_products import check_descent, check_examples
 from tests.simulated_device import NAME, simulated
 
 LOSS = LOSSES["cross_entropy"]
@@ -37,6 +38,7 @@ def test_gradients_and_steps_are_those_of_automatic_differentiation(name: str) -
     x = torch.randn(COPIES, 6, 1, 24, 16, dtype=torch.float64)
     y, mask = torch.randint(5, (COPIES, 6)), torch.rand(COPIES, 6) > 0.4
     mask[:, 0] = True
+    check_examples(network, module, rows, x, y, LOSS)
     check_descent(network, module, rows, x, y, mask, LOSS)
 
 
@@ -82,3 +84,34 @@ def test_the_device_decides() -> None:
             place = torch.device(device)
             stack = StackedModule(module, capacity=1, device=place, dtype=torch.float32)
             assert isinstance(stack.network, kind)
+
+
+@pytest.mark.parametrize("largest", [1 << 30, 1])
+@pytest.mark.parametrize("width", [PIECE, ALIKE])
+def test_gradients_of_records_on_a_device_are_those_of_the_cpu(
+    width: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # by products, and by vmap of windows that would be too large
+    monkeypatch.setattr(unfolded, "_LARGEST", largest)
+    torch.manual_seed(3)
+    parts = [nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2)]
+    module = nn.Sequential(*parts).double()
+    x = torch.randn(COPIES, 32, 1, 6, 6, dtype=torch.float64)
+    y = torch.randint(2, (COPIES, 32))
+    mask = torch.arange(32) < torch.tensor([[5], [32], [17]])
+    start = torch.randn(COPIES, Layout.of(module).dimension).double()
+
+    def gradients(device: str) -> tuple[Tensor, Tensor]:
+        place = torch.device(device)
+        stack = StackedModule(module, capacity=COPIES, device=place, dtype=torch.float64)
+        stack.load(start.to(place), COPIES)
+        chunks = example_gradients(stack, x.to(place), y.to(place), LOSS, mask=mask, width=width)
+        rows, owners = zip(*[(r.cpu(), o.cpu()) for r, o in chunks], strict=True)
+        return torch.cat(rows), torch.cat(owners)
+
+    with simulated():
+        found, owner = gradients(NAME)
+    expected, usual_owner = gradients("cpu")
+    assert len(found) == 5 + 32 + 17
+    assert torch.equal(owner, usual_owner)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -93,6 +93,14 @@ CASES: dict[str, dict[str, Any]] = {
         **SINGLE,
     },
     "records": {"model": small_cnn, "privacy": RECORDS, "rounds": 1, **SINGLE},
+    "records of images": {
+        "model": image_cnn,
+        "data": images(),
+        "privacy": RECORDS,
+        "rounds": 1,
+        **SINGLE,
+    },
+    "records of a perceptron": {"privacy": RECORDS, "rounds": 1},
     "nothing is released": {"model": network, "privacy": None, "rounds": 1, **SINGLE},
 }
 

@@ -75,8 +75,13 @@ def test_the_host_waits_twice_in_a_round(case):
         {"model": small_cnn},
         {"model": image_cnn, "data": images()},
         {"model": small_cnn, "privacy": RecordPrivacy(clip_norm=1.0, epsilon=8.0)},
+        {
+            "model": image_cnn,
+            "data": images(),
+            "privacy": RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        },
     ],
-    ids=["perceptron", "dropout", "convolution", "images", "records"],
+    ids=["perceptron", "dropout", "convolution", "images", "records", "records of images"],
 )
 def test_a_local_step_makes_nobody_wait(more):
     few, many = (
