@@ -36,7 +36,7 @@ from .store import Fields
 
 @dataclass(frozen=True, kw_only=True)
 class APFL(SharedModel):
-    """Mixtures of a global and a personal model (Deng et al. 2020, Algorithm 1).
+    """Trains mixtures of a global and a personal model (Deng et al. 2020, Algorithm 1).
 
     Args:
         alpha: the weight of the personal model, in [0, 1]: 0 is federated averaging, 1 local

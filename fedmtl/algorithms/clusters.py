@@ -88,7 +88,8 @@ class SharedModels(SharedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusteredPMTL(SharedModels):
-    """Mean-regularized multi-task learning with a mean for each public cluster (Hu et al. 2023).
+    """Trains personal models that are pulled to a private mean of their public cluster (Hu et al.
+    2023).
 
     Args:
         clusters: the cluster of every client by its id, any names; or a CSV file with the columns
@@ -195,7 +196,7 @@ class ClusteredPMTL(SharedModels):
 
 @dataclass(frozen=True, kw_only=True)
 class IFCA(SharedModels):
-    """Several global models, of which each client trains the best one (Ghosh et al. 2020).
+    """Trains several global models, of which each client chooses the best one (Ghosh et al. 2020).
 
     It is Algorithm 1 with Option II: the best model has the least loss on the client's records. The
     published average of a model is over the members of the cohort that chose it. Their number is

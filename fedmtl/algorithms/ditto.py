@@ -25,7 +25,7 @@ from .shared_model import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(SharedModel):
-    """Personal models beside a global one (Li et al. 2021, Algorithm 1).
+    """Trains personal models beside a global one (Li et al. 2021, Algorithm 1).
 
     Args:
         lam: lambda, the strength of the pull of every personal model towards the global one; 0 is

@@ -21,7 +21,7 @@ from .shared_model import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(SharedModel):
-    """Federated averaging.
+    """Trains a shared model by federated averaging.
 
     Args:
         averaged: the released model is the mean of the models after each of the last half of the
@@ -102,7 +102,7 @@ class FedAvg(SharedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """FedAvg with the local objective l_k(w) + (mu / 2) ||w - w_global||^2.
+    """Trains as FedAvg, with the local objective l_k(w) + (mu / 2) ||w - w_global||^2.
 
     Args:
         mu: strength of the proximal term.

@@ -34,7 +34,7 @@ from .store import Fields
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(SharedModel):
-    """Alternating training of private heads and a shared representation (Collins et al. 2021).
+    """Trains private heads and a shared representation alternately (Collins et al. 2021).
 
     It is Algorithm 1 of the paper.
 
@@ -193,7 +193,7 @@ def _numbers(chosen: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(FedRep):
-    """Joint training of private heads and a shared representation (Arivazhagan et al. 2019).
+    """Trains private heads and a shared representation jointly (Arivazhagan et al. 2019).
 
     Args:
         head, local, server_lr, server_optimizer: see :class:`FedRep`.

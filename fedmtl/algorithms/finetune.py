@@ -204,7 +204,7 @@ def usual_of_linear_numbers() -> type[Personalization] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Personalization):
-    """Local training of every client after the run.
+    """Trains the models of all clients further after the run, each on its own examples.
 
     Args:
         kind: ``"vanilla"`` has no penalty; ``"mean"``, ``"kl"`` and ``"ewc"`` penalize a distance

@@ -14,7 +14,8 @@ from .rounds import RoundAlgorithm
 
 @dataclass(frozen=True, kw_only=True)
 class Local(RoundAlgorithm):
-    """Local training from the public initial model, on the same schedule as the other methods.
+    """Trains every client by itself from the public initial model, on the same schedule as the
+    other methods.
 
     Args:
         local: the clients' local solver; a client trains whenever the schedule calls it.

@@ -28,7 +28,7 @@ from .shared_model import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(SharedModel):
-    """Personalization with Moreau envelopes (T Dinh et al. 2020, Algorithm 1).
+    """Trains personal models with Moreau envelopes (T Dinh et al. 2020, Algorithm 1).
 
     Args:
         lam: lambda, the strength of the pull of every personal model to the client's copy of the

@@ -53,7 +53,7 @@ from .store import Fields
 
 @dataclass(frozen=True, kw_only=True)
 class PMTL(SharedModel):
-    """Private mean-regularized multi-task learning (Hu et al. 2023, Algorithm 1).
+    """Trains personal models that are pulled to a private mean (Hu et al. 2023, Algorithm 1).
 
     Args:
         lam: lambda, the strength of the pull of every personal model towards the mean.

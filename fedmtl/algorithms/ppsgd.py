@@ -27,7 +27,7 @@ from .shared_model import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class PPSGD(SharedModel):
-    """A shared plus a personal model (Bietti et al. 2022, Algorithm 1).
+    """Trains the sum of a shared and a personal model (Bietti et al. 2022, Algorithm 1).
 
     Local runs have several steps.
 

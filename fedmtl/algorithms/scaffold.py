@@ -35,7 +35,8 @@ from .store import Fields
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(SharedModel):
-    """Federated averaging with control variates (Karimireddy et al. 2020, Algorithm 1, option II).
+    """Trains a shared model by federated averaging with control variates (Karimireddy et al. 2020,
+    Algorithm 1, option II).
 
     Args:
         local: the clients' local solver, :class:`LocalSGD` without momentum: option II takes the

@@ -76,7 +76,7 @@ class AdamNorm(torch.optim.Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer(Checked):
-    """An optimizer for the server's step (Reddi et al. 2021): one of ``torch.optim``, or
+    """Makes the server's step by an optimizer (Reddi et al. 2021): one of ``torch.optim``, or
     :class:`AdamNorm`.
 
     Its gradient is the negative released update.

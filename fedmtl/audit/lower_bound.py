@@ -43,7 +43,7 @@ _ATTACKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Interval(Checked, RunAudit):
-    """A lower bound on epsilon that is measured in the run itself, beside the claimed epsilon.
+    """Measures a lower bound on epsilon in the run itself, beside the claimed epsilon.
 
     ``canaries`` invented clients join the population: the sampler draws them, the ledger charges
     them, and their rows are clipped, added up and noised with those of the clients. Each of them is

@@ -41,7 +41,7 @@ LARGEST = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class MPMTLayers(RoundAlgorithm):
-    """Multi-task learning of networks from a private covariance of the changes of chosen layers.
+    """Trains personal networks by a private covariance of the changes of chosen layers.
 
     Args:
         layers: names of modules or parameters of the network, such as ``("fc",)`` for ``fc.weight``

@@ -134,7 +134,7 @@ class OneAnswer(CentralLearner):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart(OneAnswer):
-    """The posterior mean from answers at the fit of public rows, see :mod:`.one_answer`.
+    """Computes the posterior mean from answers at the fit of public rows, see :mod:`.one_answer`.
 
     One answer of each owner (``per_client=1`` of the clocks) is best.
 
@@ -248,7 +248,7 @@ class PublicStart(OneAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class Moments(OneAnswer):
-    """Ridge regression on released second moments (AdaSSP), see :mod:`.one_answer`.
+    """Fits a ridge regression to released second moments (AdaSSP), see :mod:`.one_answer`.
 
     One answer of each owner (``per_client=1`` of the clocks) is best.
 

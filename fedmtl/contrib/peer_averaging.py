@@ -48,7 +48,7 @@ from .pairwise import PairwisePrivacy, check_covered, pairwise_privacy
 
 @dataclass(frozen=True, kw_only=True)
 class PeerAveraging(PeerToPeer):
-    """Peer-to-peer learning from the first releases of each agent, with free averaging.
+    """Trains models peer to peer, by the first releases of each agent and free averaging.
 
     At the end every agent takes a step on its own records.
 

@@ -62,7 +62,7 @@ _ROUNDING = 16  # a change of less than so many roundings of the start is none
 
 @dataclass(frozen=True, kw_only=True)
 class PriorLayers(OneRelease):
-    """Layers of a network under a common prior, from one release of the clients' changes.
+    """Trains layers of a network under a common prior, from one release of the clients' changes.
 
     A client's row has a length of about 1 or less for every change, and is scaled by the clip norm,
     so that no bound on changes is needed.

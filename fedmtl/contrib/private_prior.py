@@ -119,7 +119,7 @@ class OneRelease(RoundAlgorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivatePrior(OneRelease, TaskAlgorithm):
-    """Linear models of all tasks under a common prior, from one release of their directions.
+    """Fits linear models of all tasks under a common prior, from one release of their directions.
 
     The row of a task has unit length for every model, and is scaled to the clip norm, so that no
     bound on models is needed. The settings ``share`` and ``form`` express the expected similarity

@@ -53,7 +53,7 @@ _FAR = 1e6  # length of a vote before the clip, above any clip norm
 
 @dataclass(frozen=True, kw_only=True)
 class ProximalPoint(FedAvg):
-    """One shared linear model by exact proximal steps of the clients.
+    """Trains one shared linear model by exact proximal steps of the clients.
 
     Args:
         mu: strength of the proximal term, above 0.

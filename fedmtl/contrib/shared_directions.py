@@ -28,7 +28,7 @@ from ..algorithms.pp_dmtl.algorithm import PPDMTL
 
 @dataclass(frozen=True, kw_only=True)
 class SharedDirections(PPDMTL):
-    """PP-DMTL with a last step on raw records along the row space of P.
+    """Trains as PP-DMTL, with a last step on raw records along the row space of P.
 
     The defaults of ``lam`` and ``refine_across`` were tuned on synthetic tasks whose rows have
     norms of at most 1.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class FederatedDataset:
-    """Every client's training and test examples.
+    """Holds every client's training and test examples.
 
     ``torch.save(data, file)`` writes them, and ``torch.load(file, weights_only=False, mmap=True)``
     leaves x and y on disk and reads rows as they are gathered.

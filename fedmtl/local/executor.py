@@ -53,7 +53,7 @@ _CONVOLUTIONS = (
 
 @dataclass(frozen=True)
 class Execution(Checked):
-    """Settings of the execution of client work.
+    """Sets the number of clients that are computed at once, and of processes.
 
     Args:
         chunk: clients computed in one batched program, at most; ``None`` takes on a CPU 8 of a

@@ -118,7 +118,8 @@ class LocalSolver(Checked, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(LocalSolver):
-    """Stochastic gradient descent, mean-regularized when the algorithm gives an anchor.
+    """Trains locally by stochastic gradient descent, mean-regularized when the algorithm gives an
+    anchor.
 
     Args:
         lr, epochs, steps, batch_size, proximal, decay, decay_every: see :class:`LocalSolver`.
@@ -175,8 +176,8 @@ class LocalSGD(LocalSolver):
 
 @dataclass(frozen=True, kw_only=True)
 class BackoffSGD(LocalSolver):
-    """Gradient descent on all of a client's examples, whose step size each client adapts to its own
-    gradients.
+    """Trains locally by gradient descent on all of a client's examples, with a step size that each
+    client adapts to its own gradients.
 
     No step size has to be tuned, and few clients diverge; see
     :func:`~fedmtl.local.optimizers.backoff_rule`.
@@ -239,7 +240,7 @@ on another."""
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptimizer(LocalSolver):
-    """Any elementwise optimizer of ``torch.optim``, by name.
+    """Trains locally by any elementwise optimizer of ``torch.optim``, by name.
 
     Args:
         lr, epochs, steps, batch_size, proximal, decay, decay_every: see :class:`LocalSolver`.

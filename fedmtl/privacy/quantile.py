@@ -25,7 +25,8 @@ COUNT_BOUND = 0.5
 
 @dataclass(frozen=True)
 class QuantileClip(Checked):
-    """Settings of adaptive clipping.
+    """Adapts the clip norm to a quantile of the norms of the clients' updates (Andrew et al. 2021,
+    Algorithm 1).
 
     Args:
         initial: the clip norm of the first step, above 0, in units of the updates.

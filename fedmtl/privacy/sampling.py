@@ -47,7 +47,7 @@ class PoissonSampling(Checked):
 
 @dataclass(frozen=True)
 class FixedCohort(Checked):
-    """Exactly ``cohort`` clients a step, uniformly without replacement.
+    """Draws exactly ``cohort`` clients a step, uniformly without replacement.
 
     Against other clients nothing is amplified: a client is charged, replace-one, for each
     participation, and ``max_uses`` is a hard cap on them (default under noise: one above the

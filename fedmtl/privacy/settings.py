@@ -126,7 +126,7 @@ class _Budgeted(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPrivacy(_Budgeted):
-    """Differential privacy whose protected unit is a client with all its examples.
+    """Protects a client, with all its examples, by differential privacy.
 
     It holds against a coalition of all other clients, which know who of them took part in a step,
     and so, if cohorts have a fixed size, whether the protected client did.
@@ -222,7 +222,7 @@ class ClientPrivacy(_Budgeted):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordPrivacy(_Budgeted):
-    """Differential privacy whose protected unit is one record (example) of one client.
+    """Protects one record (example) of one client by differential privacy.
 
     Every client perturbs the gradients of its own local training, so whatever it sends afterwards,
     and its own model, are functions of noised values. With an ``aggregation``, the clients' sums of

@@ -29,7 +29,7 @@ MEASURED = "measured"
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered(Checked):
-    """The schedule of buffered aggregation (Nguyen et al., AISTATS 2022; FedBuff).
+    """Schedules buffered aggregation (Nguyen et al., AISTATS 2022; FedBuff).
 
     The server keeps ``concurrency`` clients busy, and steps when ``buffer`` answers are there.
     Free clients wait in a queue, at first in their order; a client that has answered goes to its

@@ -64,7 +64,8 @@ class AsynchronousSchedule(Checked, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonClocks(AsynchronousSchedule):
-    """Independent Poisson clocks (Farokhi et al., section III; Bellet et al., section 2.3).
+    """Schedules activations by independent Poisson clocks (Farokhi et al., section III; Bellet et
+    al., section 2.3).
 
     The merged process has exponential gaps of the summed rate, and each event belongs to client i
     with probability rate_i / sum of rates, independently. A client that has reached its cap acts no
@@ -104,7 +105,7 @@ class PoissonClocks(AsynchronousSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies(AsynchronousSchedule):
-    """Independent clients with latencies, for which the server never waits.
+    """Schedules independent clients with latencies, for which the server never waits.
 
     An activation ends one latency after the client's last one, and the first ends one latency after
     time 0. Activations at the same time come in the order of the clients.
@@ -175,7 +176,7 @@ class Latencies(AsynchronousSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous(Latencies):
-    """The latencies of rounds, in which the server waits for the slowest client.
+    """Schedules rounds with latencies, in which the server waits for the slowest client.
 
     A round has one event for each client, in the order of the clients, all at the time of the
     slowest. Activation k of a client takes exactly the latency that it takes under

@@ -30,8 +30,8 @@ from .summary import summary_of
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Scored):
-    """The outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private data;
-    for the models and their scores see :class:`~fedmtl.trainer.Scored`.
+    """Holds the outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private
+    data; for the models and their scores see :class:`~fedmtl.trainer.Scored`.
 
     Attributes:
         algorithm: its name.

@@ -11,7 +11,7 @@ from .._check import Checked, Count, NonNegative
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Checked):
-    """The rule that stops a run whose shared model no longer moves away from its start.
+    """Stops a run whose shared model no longer moves away from its start.
 
     The rule looks at ``distance``, the L2 norm of the released shared model minus the public start,
     at every evaluation. It is a function of the releases only, so a stopped run is post-processing

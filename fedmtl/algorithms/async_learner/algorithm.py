@@ -86,7 +86,8 @@ class StepSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncLearner(CentralLearner):
-    """The asynchronous learner (Farokhi et al. 2021, Algorithm 1); all settings are public.
+    """Trains one linear model from the answers of owners that act one at a time (Farokhi et al.
+    2021, Algorithm 1); all settings are public.
 
     Args:
         loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see

@@ -82,7 +82,7 @@ RELEASE = "covariance"
 
 @dataclass(frozen=True, kw_only=True)
 class MPMTL(TaskAlgorithm):
-    """Multi-task learning from a private covariance of the models (Liang et al. 2020).
+    """Trains linear models of all tasks by a private covariance of the models (Liang et al. 2020).
 
     It has Algorithms 1 to 5 of the paper.
 

@@ -65,7 +65,7 @@ from .warm_start import as_gradients, check_accuracy, mean_at_minimizer, spread
 
 @dataclass(frozen=True, kw_only=True)
 class PeerToPeer(OneAtATime):
-    """Asynchronous block coordinate descent over a graph (Bellet et al. 2018).
+    """Trains models over a graph by asynchronous block coordinate descent (Bellet et al. 2018).
 
     Args:
         graph: the neighbours of every agent: a :class:`~fedmtl.graphs.Graph` of the clients' ids,

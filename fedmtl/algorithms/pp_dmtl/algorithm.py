@@ -67,7 +67,8 @@ from .step_size import choose_step
 
 @dataclass(frozen=True, kw_only=True)
 class PPDMTL(OneAtATime):
-    """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
+    """Trains linear models of all tasks asynchronously, by private gradients (Xie et al. 2017,
+    Algorithm 1).
 
     Args:
         loss: ``"logistic"``, or ``"squared"``: (y - w.x)^2, without 1/2.
