@@ -186,7 +186,8 @@ class Shards(Checked):
 
 @dataclass(frozen=True)
 class ByClasses(Checked):
-    """Clients of equal size with a few classes each, as in FedRep and CENTAUR (Shen et al. 2023).
+    """Deals a few classes to each client, all of equal size, as in FedRep and CENTAUR (Shen et al.
+    2023).
 
     Every client gets ``classes_per_client`` different classes, drawn so that all classes have as
     many clients, up to one, and the same number of examples of each of them: as many as the rarest

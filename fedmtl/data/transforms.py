@@ -50,7 +50,7 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Cast:
-    """The stored numbers as they are, in the asked dtype.
+    """Passes on the stored numbers as they are, in the asked dtype.
 
     Example:
         >>> import torch
@@ -65,7 +65,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Affine(Checked):
-    """``x * scale + shift``.
+    """Maps stored numbers x to ``x * scale + shift``.
 
     Args:
         scale, shift: finite numbers.
@@ -94,7 +94,7 @@ class Affine(Checked):
 
 @dataclass(frozen=True)
 class Integers:
-    """The stored whole numbers as int64, whatever dtype is asked: numbers of tokens, for
+    """Passes on the stored whole numbers as int64, whatever dtype is asked: numbers of tokens, for
     embeddings.
 
     Example:
@@ -110,8 +110,8 @@ class Integers:
 
 @dataclass(frozen=True)
 class Packed(Cast):
-    """Several inputs of a model in one row of numbers, in the asked dtype; the model's side divides
-    the row.
+    """Passes on several inputs of a model in one row of numbers, in the asked dtype;
+    :class:`~fedmtl.models.NamedInputs` divides the row.
 
     Args:
         inputs: name, shape and kind (``"real"`` or ``"integer"``) of each input, in the order of
@@ -138,7 +138,7 @@ class Packed(Cast):
 
 @dataclass(frozen=True)
 class MappedImages:
-    """Images by their number in an array on disk, scaled: ``array[x] * scale``.
+    """Reads images by their number from an array on disk, and scales them: ``array[x] * scale``.
 
     Examples then hold one number an image, so that splits and choices of clients copy no image.
 
@@ -170,7 +170,7 @@ def _mapped(path: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RowBound(Checked):
-    """A public bound on the features of every record, enforced: x min(1, bound / ||x||).
+    """Scales the features of every record down to a public bound: x min(1, bound / ||x||).
 
     A record whose norm is not finite becomes zero.
 
@@ -230,7 +230,7 @@ class RowBound(Checked):
 
 @dataclass(frozen=True)
 class Bounded:
-    """Another transform, and then a bound on every record.
+    """Applies another transform, and then a bound on every record.
 
     Args:
         inner: from storage to float.

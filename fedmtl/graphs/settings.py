@@ -59,7 +59,7 @@ class GraphSettings(Protocol):
 
 @dataclass(frozen=True)
 class Complete:
-    """Weight 1 between all clients.
+    """Connects all clients with weight 1.
 
     Example:
         >>> from fedmtl import load_data
@@ -85,8 +85,8 @@ class Complete:
 
 @dataclass(frozen=True)
 class Ring(Checked):
-    """Weight 1 between clients at a distance of at most ``reach`` places on a circle, in the order
-    of the data.
+    """Connects clients at a distance of at most ``reach`` places on a circle, in the order of the
+    data, with weight 1.
 
     Example:
         >>> from fedmtl import load_data
@@ -124,8 +124,8 @@ class Ring(Checked):
 
 @dataclass(frozen=True)
 class EdgesFile:
-    """A CSV file with the columns ``agent,neighbour,weight`` or ``agent,neighbour`` (weight 1), by
-    client id.
+    """Reads a graph from a CSV file with the columns ``agent,neighbour,weight`` or
+    ``agent,neighbour`` (weight 1), by client id.
 
     Every pair of agents stands in the file once, in either order, or twice with the same weight.
 
@@ -221,8 +221,8 @@ class EdgesFile:
 
 @dataclass(frozen=True)
 class KNNCosine(Checked):
-    """The k nearest by cosine between the clients' mean of target times features over their
-    training records.
+    """Connects each client with its k nearest by cosine, of the means of target times features over
+    the clients' training records.
 
     That mean is the direction of the first gradient step of a linear model. It is computed from the
     raw records: no epsilon covers such a graph.

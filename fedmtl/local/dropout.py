@@ -29,7 +29,7 @@ def _signed(number: int) -> int:
 
 
 class KeyedDropout(nn.Module):
-    """Inverted dropout on a counter-based generator; the stacked twin of ``nn.Dropout``.
+    """Applies inverted dropout by a counter-based generator, as the stacked twin of ``nn.Dropout``.
 
     The mask depends neither on the clients that are computed in one batch nor on the padding of a
     batch: element ``j`` of example ``i`` of one client has the counter

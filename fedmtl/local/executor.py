@@ -110,7 +110,7 @@ class Execution(Checked):
 
 
 class Executor:
-    """The stack that computes clients, a chunk at a time.
+    """Computes clients as stacks, a chunk at a time.
 
     Args:
         execution: resolved settings.

@@ -55,8 +55,8 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Huber:
-    """Huber's loss of real targets, averaged over an example's outputs: r^2 / 2 of errors r up to
-    delta in absolute value, and delta (|r| - delta / 2) of larger ones.
+    """Computes Huber's loss of real targets, averaged over an example's outputs: r^2 / 2 of errors
+    r up to delta in absolute value, and delta (|r| - delta / 2) of larger ones.
 
     P. J. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35,
     1964.
@@ -77,8 +77,8 @@ class Huber:
 
 @dataclass(frozen=True)
 class Quantile:
-    """The pinball loss of real targets, averaged over an example's outputs: level (y - f) of
-    targets y above the output f, and (1 - level) (f - y) of those below; it is least at the
+    """Computes the pinball loss of real targets, averaged over an example's outputs: level (y - f)
+    of targets y above the output f, and (1 - level) (f - y) of those below; it is least at the
     quantile of that level.
 
     R. Koenker and G. Bassett, "Regression quantiles", Econometrica 46, 1978.
@@ -99,8 +99,8 @@ class Quantile:
 
 @dataclass(frozen=True)
 class Poisson:
-    """The negative log-likelihood of counts y whose mean is the exponential of the output f,
-    without the terms of y alone, averaged over an example's outputs: exp(f) - y f.
+    """Computes the negative log-likelihood of counts y whose mean is the exponential of the output
+    f, without the terms of y alone, averaged over an example's outputs: exp(f) - y f.
 
     Args:
         mapped: targets are stored as 2 y / HIGH - 1, mapped from a range [0, HIGH] to [-1, 1]. The

@@ -15,7 +15,7 @@ from ..local.losses import Link, linked
 
 
 class BoundedInputs(nn.Module):
-    """A model whose inputs are first scaled down to the bound on features that it was trained with.
+    """Scales the inputs of a model down to the bound on features that it was trained with.
 
     Args:
         model: of inputs (N, *shape).
@@ -50,7 +50,7 @@ class BoundedInputs(nn.Module):
 
 
 class BoundedOutputs(nn.Module):
-    """A model whose predictions are cut off at the public bound on targets.
+    """Cuts the predictions of a model off at the public bound on targets.
 
     Args:
         model: of inputs (N, *shape).
@@ -90,8 +90,8 @@ class BoundedOutputs(nn.Module):
 
 
 class NamedInputs(nn.Module):
-    """A model of several inputs, or of a dictionary of them, that takes them as one row of numbers
-    an example.
+    """Gives a model of several inputs, or of a dictionary of them, its inputs from one row of
+    numbers an example.
 
     A model whose forward has parameters of the inputs' names gets them by name; one with a single
     parameter gets a dictionary.

@@ -225,7 +225,7 @@ def _linear(spec: DataSpec, outputs: int, bias: bool) -> nn.Module:
 
 
 class MeanEmbedding(nn.Module):
-    """The mean of the embeddings of an example's tokens, without padding.
+    """Computes the mean of the embeddings of an example's tokens, without padding.
 
     Args:
         vocabulary: tokens are in ``0 .. vocabulary - 1``.
