@@ -87,6 +87,8 @@ def turns(given: argparse.Namespace, folder: Path) -> Iterator[Line]:
     written = []
     for repetition in range(given.repetitions):
         for key in given.workloads:
+            if time.monotonic() - given.began > given.seconds:
+                return
             if repetition == 0:
                 try:
                     prepare(key, given, folder / key)

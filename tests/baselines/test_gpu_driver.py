@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 from torch.nn.utils import parameters_to_vector
 
 from tests.simulated_device import NAME, simulated
@@ -101,10 +102,37 @@ def test_what_fails_has_a_line_and_the_rest_goes_on(load, monkeypatch, tmp_path)
     assert "W2, facts, failed: Command 'facts' timed out after 1.0 seconds" in page
 
 
+def test_the_command_of_a_gpu_is_complete(load, monkeypatch, tmp_path) -> None:
+    """The contenders compute on the CPU in its place; the driver believes in a GPU."""
+    gpu = load("gpu")
+    asked = []
+
+    def on_cpu(script: str, python: str, work: Path, threads: int, *more: Any, **options: Any):
+        asked.append((script, threads, *more[1:]))
+        return in_this_process(script, python, work, 1, *more, "--device", "cpu", **options)
+
+    monkeypatch.setattr(gpu, "run", on_cpu)
+    monkeypatch.setattr(gpu, "tests_said", lambda: "The tests that need a GPU pass.")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 90000)
+    words = ["--device", "cuda", "--tests", "--seconds", "600", "--workloads", "W2-fedprox"]
+    status, _, page = driven(gpu, monkeypatch, tmp_path, *words)
+    assert status == 0
+    assert page.startswith("Imagined GPU, CUDA ")
+    assert "The tests that need a GPU pass." in page
+    assert ("fedmtl_rounds.py", 1, "--device", "cuda") in asked
+    assert ("fedmtl_rounds.py", 2, "--device", "cpu", "--rounds", "3") in asked
+    assert ("fedmtl_facts.py", 1, "--device", "cuda") in asked
+    assert "| W2-fedprox | fedmtl, CPU " in page
+    assert "kernels launched a round" in page
+    assert "no ratio" not in page
+
+
 def test_nothing_begins_after_the_time(load, monkeypatch, tmp_path) -> None:
     gpu = load("gpu")
     monkeypatch.setattr(gpu, "run", None)  # would raise TypeError
-    monkeypatch.setattr(gpu, "prepare", lambda *given: None)
+    monkeypatch.setattr(gpu, "prepare", None)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--seconds", "-1"])
     assert list(gpu.turns(gpu.parsed(), tmp_path)) == []
 
@@ -144,6 +172,23 @@ def test_launches_waits_and_copies_are_told_apart(load) -> None:
         "copies": 2,
         "operators": 2,
     }
+
+
+def test_the_events_of_a_round_are_the_host_s_within_its_range(load) -> None:
+    def event(name: str, start: int, end: int, device: DeviceType = DeviceType.CPU) -> Namespace:
+        return Namespace(name=name, device_type=device, time_range=Namespace(start=start, end=end))
+
+    events = [
+        event("a round", 11, 90, DeviceType.CUDA),  # the device's copy of the range
+        event("cudaDeviceSynchronize", 1, 9),
+        event("a round", 10, 100),
+        event("aten::mul", 20, 30),
+        event("cudaLaunchKernel", 25, 26),
+        event("a kernel", 40, 200, DeviceType.CUDA),
+        event("cudaDeviceSynchronize", 101, 200),  # of the profiler
+    ]
+    found = list(load("fedmtl_facts").within(events, "a round"))
+    assert found == ["a round", "aten::mul", "cudaLaunchKernel"]
 
 
 def test_the_page_of_a_gpu_says_how_far_the_goals_are(load) -> None:
