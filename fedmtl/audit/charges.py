@@ -108,7 +108,7 @@ def _wrong_costs(setup: Setup, channel: Any, k: int) -> list[str]:
 def _wrong_divisor(setup: Setup, channel: Any) -> list[str]:
     """Returns the contradiction of the total of an account of rows, or of the divisor of sums."""
     if setup.rows:
-        stated = channel.rows[setup.rows].epsilon_at(setup.steps)
+        stated = channel.row_noise[setup.rows].epsilon_at(setup.steps)
         spent = setup.claims.spent(0, setup.steps)
         if math.isclose(stated, spent, rel_tol=1e-9):
             return []

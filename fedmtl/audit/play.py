@@ -364,7 +364,7 @@ def stated_multiplier(
     """Returns the noise multiplier that the channel says a use has, over the allocation's
     weight."""
     if isinstance(channel, Rounds) and setup.rows:
-        return channel.rows[setup.rows].multiplier
+        return channel.row_noise[setup.rows].multiplier
     if isinstance(channel, Activations) or setup.gradients is not None:
         assert channel.noise_multipliers is not None
         weights = setup.records.allocation

@@ -87,9 +87,9 @@ class RecordedRounds(_Recorded, Rounds):
 
     handed = False
 
-    def _check_sums(self, release: Release, rows: Message, clients: Tensor) -> None:
-        if not self.handed:
-            super()._check_sums(release, rows, clients)
+    def _check_gradient_sums(self, rows: Message, clients: Tensor) -> None:
+        if not self.handed and not self.forces_rows:
+            super()._check_gradient_sums(rows, clients)
 
     def release(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         value = super().release(name, rows, clients)
@@ -110,15 +110,14 @@ class RecordedRounds(_Recorded, Rounds):
         sums of rows are post-processing of gradients that are forced."""
         return self.replays and (self.records is None or self.records.in_secure_sum)
 
-    def _as_sent(
+    def _with_row_noise(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
     ) -> Message:
         if self.forces_rows:
             return rows
-        sent = super()._as_sent(mechanism, rows, clients, receipt)
-        if mechanism.name in self.rows:
-            assert isinstance(sent, Tensor)
-            self.note(receipt.step, f"{mechanism.name}/rows", sent)
+        sent = super()._with_row_noise(mechanism, rows, clients, receipt)
+        assert isinstance(sent, Tensor)
+        self.note(receipt.step, f"{mechanism.name}/rows", sent)
         return sent
 
     def _mechanism(self, release: Release) -> Mechanism:

@@ -327,7 +327,7 @@ class Setup:
             return Claims(self, channel.accountant.costs)
         if self.rows:
             # rows have an account of their own, with one cost
-            noise = channel.rows[self.rows]
+            noise = channel.row_noise[self.rows]
             return Claims(
                 self,
                 PrivacyCosts((noise.cost,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64)),

@@ -154,7 +154,7 @@ class NodeAccount:
         if self.records is not None:
             with closing(self._of_records(self.records)) as channel:
                 yield channel, channel.accountant.ledger
-        elif self.channel.rows:
+        elif self.channel.row_noise:
             with self._of_rows() as ledger:
                 yield self.channel, ledger
         else:
@@ -242,7 +242,7 @@ class NodeAccount:
         }
         return Ledger(
             self.folder.ledger,
-            about | row_facts(self.channel.plans, self.channel.rows),
+            about | row_facts(self.channel.plans, self.channel.row_noise),
             fingerprint=self.fingerprint,
             replays_free=self.channel.source.name == "seeded",
             clients=1,
@@ -286,6 +286,6 @@ class NodeAccount:
 
 def _cost(channel: Rounds, answers: int) -> str:
     """Returns the privacy cost of so many answers, in words."""
-    if channel.rows:
-        return "; ".join(noise.text(answers) for noise in channel.rows.values())
+    if channel.row_noise:
+        return "; ".join(noise.text(answers) for noise in channel.row_noise.values())
     return f"epsilon {rounded_up(channel.epsilon_at(answers))} of its records"

@@ -63,7 +63,7 @@ class NodeEngine(Engine):
             resume=resume,
         )
         assert isinstance(channel, Rounds)
-        channel.rows_are_noised = True
+        channel.nodes_add_row_noise = True
         return channel
 
     def schedule(self, plan: RunPlan) -> BoundSampler:

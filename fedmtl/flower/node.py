@@ -145,7 +145,7 @@ class Node:
                 # clipped here, and noised if rows have noise against the server
                 rows = {}
                 for name, row in sent.items():
-                    rows[name] = self.channel.sent(name, row, receipt)
+                    rows[name] = self.channel.row_to_send(name, row, receipt)
                 parts = {"before": own, "after": {**own, **changed}, "rows": rows}
                 answer = Answer(int(facts["counted"]), step + 1, asked, parts)
                 # on the disk before the ledger is closed: the answer can be repeated

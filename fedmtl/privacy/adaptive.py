@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
 from .clip import row_norms
-from .mechanism import Message, check_one_each
-from .noise.grid import noised, release_noise
+from .mechanism import Message, check_rows
+from .noise.grid import IndependentNoise, noised
 from .noise.laws import GaussianNoise
 from .noise.sources import NoiseSource
 from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
@@ -130,7 +130,7 @@ class CountBelowNorm:
             raise PrivacyError(
                 f"Release {self.name!r} counts rows, and got a sum; hand the rows over."
             )
-        check_one_each(self.release, rows, clients)
+        check_rows(self.release, rows, clients)
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
         """Releases the fraction less 1/2, see :class:`~fedmtl.privacy.mechanism.Mechanism`.
@@ -171,13 +171,12 @@ class CountBelowNorm:
         step = receipt.paid(self.name)
         denominator = self.release.denominator
         sensitivity = count_sensitivity(self.release.relation)
-        noise = release_noise(
+        noise = IndependentNoise(
             GaussianNoise(self._settings.count_std(denominator) / sensitivity),
             self._source,
             f"noise/{self.name}",
-            step,
             1,
             sensitivity=sensitivity,
             bound=sensitivity,
         )
-        return noised(total, *noise) / denominator
+        return noised(total, *noise.at(step)) / denominator

@@ -28,7 +28,7 @@ class Calibration:
         facts: the values of the ledger's header beside the settings and the costs.
         sampler: the law of the cohorts; None for clients that act one at a time.
         releases: of rows of clients, by name.
-        rows: the noise that clients add to their own rows, by release.
+        row_noise: the noise that clients add to their own rows, by release.
         gradients: the release of gradients of single records; None without one.
     """
 
@@ -38,7 +38,7 @@ class Calibration:
     facts: Mapping[str, Any] = field(default_factory=dict)
     sampler: BoundSampler | None = None
     releases: dict[str, Release] = field(default_factory=dict)
-    rows: dict[str, BoundRowNoise] = field(default_factory=dict)
+    row_noise: dict[str, BoundRowNoise] = field(default_factory=dict)
     gradients: GradientPlan | None = None
 
     @property

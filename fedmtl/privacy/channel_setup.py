@@ -27,7 +27,7 @@ from .record_calibration import calibrate_records
 from .release import ReleasePlan
 from .replicates import ReplicatedRounds, check_replicates, settings_of
 from .rounds import Rounds
-from .row_calibration import calibrate_rows, check_rows
+from .row_calibration import calibrate_rows, check_row_plans
 from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
@@ -355,7 +355,7 @@ def _check_rounds(
     order: Tensor | None,
 ) -> None:
     """Refuses releases, replicates and an order of clients that rounds cannot have."""
-    check_rows(rows, steps)
+    check_row_plans(rows, steps)
     if order is not None and not torch.equal(order.sort().values, torch.arange(sampler.n)):
         raise ConfigError(
             f"order must have each of 0 to {sampler.n - 1} once, a number for each client."

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import PrivacyError
 from .clip import RowTotal, clipped_sum, largest_norm, sum_width
 from .noise.banded import CorrelatedNoise
-from .noise.grid import GridValue, noised, release_noise
+from .noise.grid import GridValue, IndependentNoise, noised
 from .noise.sources import NoiseSource
 from .noise.symmetric import smat
 from .receipt import Receipt
@@ -95,22 +95,51 @@ class Mechanism(Protocol):
 Inner = TypeVar("Inner", bound=Mechanism)
 
 
-def check_one_each(release: Release, rows: Tensor, clients: Tensor) -> None:
-    """Refuses rows that are not one of each client.
+def check_rows(release: Release, rows: Tensor, clients: Tensor, *lead: int) -> None:
+    """Refuses rows that are not those of a release, one of each client.
 
     Args:
         release: whose rows they are.
-        rows: (k, D).
+        rows: (k, D), behind further axes ``lead``.
         clients: int64 (k,).
+        lead: sizes of the further axes.
 
     Raises:
         PrivacyError: another shape, whole numbers, or another number of clients.
     """
-    release.check_rows(rows)
-    if clients.shape != rows.shape[:1]:
+    expected = (*lead, *rows.shape[-2:-1], release.dimension)
+    if rows.shape != expected or len(expected) != 2 + len(lead) or not rows.is_floating_point():
+        shape = ", ".join(str(n) for n in (*lead, "k", release.dimension))
+        raise PrivacyError(
+            f"Release {release.name!r} takes float rows of shape ({shape}), not "
+            f"{tuple(rows.shape)} of {rows.dtype}."
+        )
+    if clients.shape != rows.shape[-2:-1]:
         raise PrivacyError(
             f"Release {release.name!r} needs one row from each client, and each client once."
         )
+
+
+def noise_of(release: Release, source: NoiseSource) -> IndependentNoise | CorrelatedNoise | None:
+    """Returns the noise that a server adds to a release, step by step; None without noise.
+
+    Args:
+        release: with its noise.
+        source: of the random bits.
+    """
+    if release.noise is None:
+        return None
+    independent = IndependentNoise(
+        release.noise,
+        source,
+        f"noise/{release.name}",
+        release.size,
+        sensitivity=release.drawn_sensitivity,
+        bound=release.drawn_bound,
+    )
+    if release.bands is None:
+        return independent
+    return CorrelatedNoise(release.bands, independent.at, repeatable=source.name == "seeded")
 
 
 class ClippedSum:
@@ -136,8 +165,7 @@ class ClippedSum:
         name: of the release.
         size: number of noised coordinates.
         denominator: m.
-        sensitivity: at which independent noise is drawn; see :attr:`Release.independent`.
-        contribution_bound: bound on the addend of one client, at which that noise is drawn.
+        clip: of one client's row; None without one.
         width: of the grid on which sums of clipped rows are exact; None without a clip.
 
     Example:
@@ -160,14 +188,9 @@ class ClippedSum:
         self.name = release.name
         self.size = release.size
         self.denominator = release.denominator
-        self.sensitivity, self.contribution_bound = release.independent
+        self.clip = release.row_clip
         self.width = release.width
-        self._correlated: CorrelatedNoise | None = None
-        if release.bands is not None:
-            repeatable = source.name == "seeded"
-            self._correlated = CorrelatedNoise(
-                release.bands, self._independent, repeatable=repeatable
-            )
+        self._noise = noise_of(release, source)
 
     def check(self, rows: Message, clients: Tensor) -> None:
         """Refuses rows, or a sum, that are not those of the release.
@@ -180,7 +203,7 @@ class ClippedSum:
             PrivacyError: as for :meth:`Mechanism.check`.
         """
         if isinstance(rows, Tensor):
-            check_one_each(self.release, rows, clients)
+            check_rows(self.release, rows, clients)
             return
         release = self.release
         if isinstance(rows, OpenedSum):
@@ -230,7 +253,7 @@ class ClippedSum:
             width = self.width
         elif width is None:
             width = self.width_of(rows)
-        return clipped_sum(rows, self.release.row_clip, width)
+        return clipped_sum(rows, self.clip, width)
 
     def width_of(self, rows: Message) -> float:
         """Returns the width of the grid on which a sum without a clip is exact.
@@ -255,37 +278,14 @@ class ClippedSum:
             PrivacyError: the receipt has not been spent on this release.
         """
         step = receipt.paid(self.name)
-        if self.release.noise is None:
+        if self._noise is None:
             return total / self.denominator
-        if self._correlated is None:
-            noise, width = self._independent(step)
-        else:
-            noise, width = self._correlated.at(step)
+        noise, width = self._noise.at(step)
         value = noised(total, noise, width) / self.denominator
         if width is not None:
             # The value is the caller's, which may write into it.
             self.on_grid = GridValue(step, value.clone(), width, self.denominator)
         return value
-
-    def _independent(self, step: int) -> tuple[Tensor, float | None]:
-        """Draws noise that is independent of that of all other rounds.
-
-        Args:
-            step: number of the round.
-
-        Returns:
-            float64 (size,), and the width of its grid in secure mode.
-        """
-        assert self.release.noise is not None
-        return release_noise(
-            self.release.noise,
-            self.source,
-            f"noise/{self.name}",
-            step,
-            self.size,
-            sensitivity=self.sensitivity,
-            bound=self.contribution_bound,
-        )
 
 
 class OuterProductSum(ClippedSum):

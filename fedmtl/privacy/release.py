@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
-
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .clip import Clip, sum_width
@@ -195,24 +193,6 @@ class Release(ReleasePlan):
                 "supported; use GaussianNoise or L2LaplaceNoise, or release the diagonal."
             )
 
-    def check_rows(self, rows: Tensor, *lead: int) -> None:
-        """Refuses rows that are not those of this release.
-
-        Args:
-            rows: (k, D) float rows, behind further axes ``lead``.
-            lead: their sizes.
-
-        Raises:
-            PrivacyError: another shape, or whole numbers.
-        """
-        expected = (*lead, *rows.shape[-2:-1], self.dimension)
-        if rows.shape != expected or len(expected) != 2 + len(lead) or not rows.is_floating_point():
-            shape = ", ".join(str(n) for n in (*lead, "k", self.dimension))
-            raise PrivacyError(
-                f"Release {self.name!r} takes float rows of shape ({shape}), not "
-                f"{tuple(rows.shape)} of {rows.dtype}."
-            )
-
     @property
     def row_clip(self) -> Clip | None:
         """Returns the bound on one client's row; None if it has none."""
@@ -266,14 +246,20 @@ class Release(ReleasePlan):
         return self.bound**2
 
     @property
-    def independent(self) -> tuple[float, float]:
-        """Returns the sensitivity and the bound on one client at which the independent noise of a
-        step is drawn; see :mod:`.noise.banded` for noise that is correlated."""
+    def drawn_sensitivity(self) -> float:
+        """Returns the sensitivity at which the noise of a step is drawn: S, and S / c_0 if
+        :mod:`.noise.banded` then correlates it over the rounds."""
         if self.bands is None:
-            return self.sensitivity, self.contribution_bound
-        return self.sensitivity / self.bands.coefficients[0], self.contribution_bound / (
-            2 * len(self.bands)
-        )
+            return self.sensitivity
+        return self.sensitivity / self.bands.coefficients[0]
+
+    @property
+    def drawn_bound(self) -> float:
+        """Returns the bound on one contribution that sets the grid of the noise of a step:
+        :attr:`contribution_bound`, and 2 b times less if :mod:`.noise.banded` correlates it."""
+        if self.bands is None:
+            return self.contribution_bound
+        return self.contribution_bound / (2 * len(self.bands))
 
     @property
     def denominator(self) -> float:

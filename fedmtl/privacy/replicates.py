@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .clip import RowTotal
-from .mechanism import ClippedSum, Mechanism, Message
+from .mechanism import ClippedSum, Mechanism, Message, check_rows
 from .mechanisms import mechanism_of
 from .noise.grid import GridValue
 from .quantile import QuantileClip
@@ -107,12 +107,10 @@ class ReplicatedRounds(Rounds):
         each = zip(releases, self.sources, strict=True)
         return ReplicatedSum([mechanism_of(own, source) for own, source in each])
 
-    def _as_sent(
+    def _with_row_noise(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
     ) -> Message:
-        noise = self.rows.get(mechanism.name)
-        if noise is None:
-            return rows
+        noise = self.row_noise[mechanism.name]
         mechanism.check(rows, clients)
         assert isinstance(rows, Tensor)  # there are no sums of replicates
         receipt.spend(noise.name, clients)
@@ -145,8 +143,7 @@ class ReplicatedSum:
     def check(self, rows: Message, clients: Tensor) -> None:
         """Refuses rows of another shape than (R, k, D)."""
         assert isinstance(rows, Tensor)  # there are no sums of replicates
-        self.release.check_rows(rows, len(self.replicates))
-        self.replicates[0].check(rows[0], clients)
+        check_rows(self.release, rows, clients, len(self.replicates))
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
         """Releases the noised sum of each replicate: rows (R, k, D) -> (R, D), or (R, D, D) of

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from .activations import Activations
 from .channel import Channel
-from .costs import PrivacyCosts
 from .gradients import GradientPlan
 from .noise.laws import LAWS, NoiseLaw
 from .quantile import QuantileClip
@@ -48,19 +48,14 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
         >>> report.unit, report.epsilon, report.budget  # nothing has been released yet
         ('client', 0.0, 8.0)
     """
-    facts = _common_facts(channel)
     if isinstance(channel, Activations):
-        facts |= _record_facts(channel, channel.records)
-        facts["sampler"] = _clocks_text(channel)
-        facts["mechanism"] += _range_by_client(channel)
-    elif channel.records is not None and not channel.records.in_secure_sum:
-        facts |= _record_facts(channel, channel.records)
-        facts["sampler"] = _rounds_text(channel)
-    else:
-        facts |= _row_facts(channel)
-        if channel.records is not None:
-            facts |= _clip_facts(channel, channel.records)
-    return PrivacyReport(**facts)
+        report = _of_records(channel, channel.records, _clocks_text(channel))
+        return replace(report, mechanism=report.mechanism + _range_by_client(channel))
+    if channel.records is None:
+        return _of_rows(channel)
+    if channel.records.in_secure_sum:
+        return _of_clipped_records(_of_rows(channel), channel.records)
+    return _of_records(channel, channel.records, _rounds_text(channel))
 
 
 def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
@@ -112,55 +107,67 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
     )
 
 
-def _common_facts(channel: Rounds | Activations) -> dict[str, Any]:
-    """Returns the fields of the report that every run has."""
+def _of_any(
+    channel: Rounds | Activations,
+    *,
+    unit: str,
+    relation: str,
+    names: tuple[str, ...],
+    releases: int,
+    sampler: str,
+) -> PrivacyReport:
+    """Returns a report with the fields that every run has in common, and these arguments."""
     account = channel.accountant
     epsilon = 0.0
     if channel.releases_anything:
         epsilon = float(account.epsilons(spent=True).max())
-    return {
-        "epsilon": epsilon,
-        "delta": account.delta,
-        "claimed": _claimed(channel),
-        "budget": None,
-        "noise_multiplier": channel.noise_multiplier,
-        "noise_std": None,
-        "mechanism": channel.mechanism or "none",
-        "source": channel.source.name,
-        "numerics": _numerics(channel),
-        "ledger": channel.ledger_name,
-        "remaining_charged": account.remaining_charged,
-        **_clipping_facts(channel),
-        **_accounting_facts(channel.costs),
-    }
-
-
-def _clipping_facts(channel: Channel) -> dict[str, Any]:
-    """Returns the observer that data are protected from, the clip, and the parts outside of
-    epsilon."""
+    report = PrivacyReport(
+        unit=unit,
+        relation=relation,
+        observer="none",
+        epsilon=epsilon,
+        delta=account.delta,
+        claimed=_claimed(channel),
+        budget=None,
+        clip_norm=None,
+        noise_multiplier=channel.noise_multiplier,
+        noise_std=None,
+        clipping="none",
+        mechanism=channel.mechanism or "none",
+        sampler=sampler,
+        names=names,
+        releases=releases,
+        accountant="none",
+        source=channel.source.name,
+        numerics=_numerics(channel),
+        ledger=channel.ledger_name,
+        remaining_charged=account.remaining_charged,
+        outside=(),
+    )
+    if channel.costs is not None:
+        report = replace(report, refuted=channel.costs.refuted, accountant="pld")
     if channel.privacy is None:
-        return {"observer": "none", "clip_norm": None, "clipping": "none", "outside": ()}
-    law = _law(channel)
+        return report
+    return replace(
+        report,
+        observer=channel.privacy.observer,
+        clip_norm=channel.bound,
+        clipping=f"{_law(channel).norm.upper()} norm",
+        outside=_outside(channel) + channel.notes,
+    )
+
+
+def _outside(channel: Channel) -> tuple[str, ...]:
+    """Returns the parts that no epsilon covers, of a run with privacy."""
     outside: tuple[str, ...] = OUTSIDE
     if channel.source.name == "secure":
         numerics = ROUNDED_OUTSIDE
-        if law.joint:
+        if _law(channel).joint:
             numerics = EXACT_OUTSIDE
         outside = (*outside, *numerics, *SECURE_OUTSIDE)
     if _shared(channel):
         outside = (*outside, *SHARED_OUTSIDE)
-    return {
-        "observer": channel.privacy.observer,
-        "clip_norm": channel.bound,
-        "clipping": f"{law.norm.upper()} norm",
-        "outside": outside + channel.notes,
-    }
-
-
-def _accounting_facts(costs: PrivacyCosts | None) -> dict[str, Any]:
-    if costs is None:
-        return {"refuted": None, "accountant": "none"}
-    return {"refuted": costs.refuted, "accountant": "pld"}
+    return outside
 
 
 def _shared(channel: Channel) -> bool:
@@ -202,40 +209,47 @@ def _claimed(channel: Rounds | Activations) -> float | None:
 # Rows of clients
 
 
-def _row_facts(channel: Rounds) -> dict[str, Any]:
-    """Returns the fields of a run that releases sums over rows."""
+def _of_rows(channel: Rounds) -> PrivacyReport:
+    """Returns the report of a run that releases sums over rows."""
     account = channel.accountant
     releases = tuple(channel.releases.values())
     charged = account.steps_charged
     if not account.by_client:
         charged = int(account.spent.max())
     against_server = "; ".join(
-        [noise.text(int(account.spent.max())) for noise in channel.rows.values()]
+        [noise.text(int(account.spent.max())) for noise in channel.row_noise.values()]
         + [release.shares.text() for release in releases if release.shares is not None]
     )
     unit = "client"
     if any(release.unit == "record" for release in releases):
         unit = "record"
-    facts: dict[str, Any] = {
-        "unit": unit,
-        "relation": "none",
-        "names": tuple(channel.releases),
-        "releases": charged * len(releases),
-        "sampler": _rounds_text(channel),
-        "server": against_server or None,
-    }
+    relation = "none"
+    if channel.privacy is not None:
+        relation = channel.sampler.relation
+    report = _of_any(
+        channel,
+        unit=unit,
+        relation=relation,
+        names=tuple(channel.releases),
+        releases=charged * len(releases),
+        sampler=_rounds_text(channel),
+    )
+    report = replace(report, server=against_server or None)
     privacy = channel.privacy
     if privacy is None:
-        return facts
-    facts["relation"] = channel.sampler.relation
-    facts["budget"] = privacy.epsilon
-    facts["clipping"] = _clipping_facts(channel)["clipping"] + _adaptive_text(channel)
-    facts["mechanism"] = privacy.mechanism + _range_of_multipliers(channel)
+        return report
+    assert not isinstance(privacy.epsilon, Mapping)  # clients have budgets of their own elsewhere
+    report = replace(
+        report,
+        budget=privacy.epsilon,
+        clipping=report.clipping + _adaptive_text(channel),
+        mechanism=privacy.mechanism + _range_of_multipliers(channel),
+    )
     if releases:
-        facts["clip_norm"] = max(release.bound for release in releases)
+        report = replace(report, clip_norm=max(release.bound for release in releases))
     if channel.noised:
-        facts["noise_std"] = max(release.noise_std for release in releases)
-    return facts
+        report = replace(report, noise_std=max(release.noise_std for release in releases))
+    return report
 
 
 def _range_of_multipliers(channel: Rounds) -> str:
@@ -291,37 +305,46 @@ def _rounds_text(channel: Rounds) -> str:
 # Gradients of single records
 
 
-def _record_facts(channel: Channel, records: Records) -> dict[str, Any]:
-    """Returns the fields of a run whose unit is a record."""
+def _of_records(channel: Rounds | Activations, records: Records, sampler: str) -> PrivacyReport:
+    """Returns the report of a run that releases gradients of single records.
+
+    Args:
+        channel: of the run.
+        records: the releases.
+        sampler: the participants and their charges, in words.
+    """
     account = channel.accountant
     plan = records.plan
-    facts: dict[str, Any] = {
-        "unit": "record",
-        "relation": plan.relation,
-        "names": (GRADIENT,),
-        "releases": int((account.spent.max(0) * plan.local_steps).sum()),
-        "records": plan.describe(),
-        "budget": _largest_budget(channel, plan),
-    }
+    report = _of_any(
+        channel,
+        unit="record",
+        relation=plan.relation,
+        names=(GRADIENT,),
+        releases=int((account.spent.max(0) * plan.local_steps).sum()),
+        sampler=sampler,
+    )
+    budget = _largest_budget(channel, plan)
+    report = replace(report, records=plan.describe(), budget=budget)
     if channel.privacy is not None:
-        facts |= _clip_facts(channel, records)
+        report = _of_clipped_records(report, records)
     if channel.costs is not None and channel.costs.refuted is None:
         worst = account.epsilons(spent=True).max(0)
-        facts["by_client"] = float(worst.min()), float(np.median(worst)), float(worst.max())
-    return facts
+        by_client = float(worst.min()), float(np.median(worst)), float(worst.max())
+        report = replace(report, by_client=by_client)
+    return report
 
 
-def _clip_facts(channel: Channel, records: Records) -> dict[str, Any]:
-    """Returns the records that take part, their clip, and the parts outside of epsilon, of a run
-    with privacy whose unit is a record."""
+def _of_clipped_records(report: PrivacyReport, records: Records) -> PrivacyReport:
+    """Returns a report of a run with privacy, with the records that take part and their clip."""
     clipping = f"{records.norm.upper()} norm of the gradient of one record"
     if records.clip is not None and records.clip.stability is not None:
         clipping += AUTOMATIC
-    return {
-        "records": records.plan.describe(),
-        "clipping": clipping,
-        "outside": _clipping_facts(channel)["outside"] + RECORDS_OUTSIDE,
-    }
+    return replace(
+        report,
+        records=records.plan.describe(),
+        clipping=clipping,
+        outside=report.outside + RECORDS_OUTSIDE,
+    )
 
 
 def _largest_budget(channel: Channel, plan: GradientPlan) -> float | None:

@@ -22,7 +22,7 @@ from .calibration import Calibration
 from .channel import Channel
 from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum
 from .dp_sgd import LocalSteps, local_receipt
-from .mechanism import Mechanism, Message, check_one_each
+from .mechanism import Mechanism, Message, check_rows
 from .mechanisms import mechanism_of
 from .noise.banded import Bands
 from .noise.grid import GridValue
@@ -48,8 +48,8 @@ class Rounds(Channel):
         sampler: the law of the cohorts, with its cap on uses if it has one.
         releases: the typed releases, by name.
         local: the local steps of the round that has begun, if the unit is one record; else None.
-        rows: noise that clients add to their own rows, by release.
-        rows_are_noised: set it if clients are processes of their own, and add that noise there.
+        row_noise: noise that clients add to their own rows, by release.
+        nodes_add_row_noise: set it if clients are processes of their own, and add that noise there.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Rounds(Channel):
         assert calibration.sampler is not None
         self.sampler = calibration.sampler
         self.releases = calibration.releases
-        self.rows = calibration.rows
-        self.rows_are_noised = False
+        self.row_noise = calibration.row_noise
+        self.nodes_add_row_noise = False
         self.local: LocalSteps | None = None
         self.records = None
         if calibration.gradients is not None:
@@ -232,47 +232,47 @@ class Rounds(Channel):
                 sum than that of :meth:`total`, or one of other clients' rows.
         """
         receipt = self._begun(name)
-        if name not in self._mechanisms:
-            raise _undeclared(name, self.releases)
         mechanism = self._mechanisms[name]
         if isinstance(rows, RowTotal) and rows is not self._totals.get(name):
             raise PrivacyError(
                 f"Release {name!r} got a sum that Rounds.total did not make last in step "
                 f"{receipt.step}."
             )
-        sent = self._as_sent(mechanism, rows, clients, receipt)
-        value = mechanism(sent, clients, receipt)
+        if mechanism.release.unit == "record":
+            self._check_gradient_sums(rows, clients)
+        if name in self.row_noise and not self.nodes_add_row_noise:
+            rows = self._with_row_noise(mechanism, rows, clients, receipt)
+        value = mechanism(rows, clients, receipt)
         if self._adaptive is not None:
             count = self._count(self._adaptive, mechanism.release)
-            # The rows as the server has them: with noise on them, nobody counts those without.
-            self._adaptive.follow(mechanism.release, count(sent, clients, receipt))
+            # What the server has: with noise on the rows, nobody counts those without.
+            self._adaptive.follow(mechanism.release, count(rows, clients, receipt))
         return value
 
     def _begun(self, name: str) -> Receipt:
-        """Returns the receipt of the round that has begun."""
+        """Returns the receipt of the round that has begun, in which there is such a release."""
         if self._receipt is None:
             raise PrivacyError(
                 f"Release {name!r}: no step has begun, so nothing is charged for it."
             )
+        self._declared(name)
         return self._receipt
 
-    def _as_sent(
+    def _with_row_noise(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
     ) -> Message:
-        """Returns the rows as the server gets them: with noise of their own if clients add some,
-        which the receipt pays for."""
-        noise = self.rows.get(mechanism.name)
-        self._check_sums(mechanism.release, rows, clients)
-        if noise is None or self.rows_are_noised:
-            return rows
+        """Returns the rows as the server gets them, with the noise of each client on its own, which
+        the receipt pays for."""
+        noise = self.row_noise[mechanism.name]
         mechanism.check(rows, clients)
         assert isinstance(rows, Tensor)  # noise of their own keeps the rows apart
         receipt.spend(noise.name, clients)
         return noise.added(rows, clients, receipt, self.source)
 
-    def _check_sums(self, release: Release, rows: Message, clients: Tensor) -> None:
-        """Refuses rows of a secure sum of gradients that are not those sums."""
-        if release.unit == "record" and isinstance(rows, Tensor):
+    def _check_gradient_sums(self, rows: Message, clients: Tensor) -> None:
+        """Refuses rows that are not the sums of gradients that clients made in this round."""
+        # The rows of an opened sum are masked: nobody here has them.
+        if isinstance(rows, Tensor):
             assert self.local is not None  # a round has begun
             self.local.check_sums(rows, clients)
 
@@ -293,7 +293,7 @@ class Rounds(Channel):
         short = not are_long(release.dimension)
         if clip is None or self._receipt is None or release.form != "vector" or short:
             return None
-        if name in self.rows or self._adaptive is not None:
+        if name in self.row_noise or self._adaptive is not None:
             return None
         self._totals[name] = self._new_total(release, clip)
         return self._totals[name]
@@ -308,7 +308,7 @@ class Rounds(Channel):
         """Returns the clip of every release in this round, by name; None for one without a clip."""
         return {name: release.row_clip for name, release in self.releases.items()}
 
-    def sent(self, name: str, row: Message, receipt: Receipt) -> Tensor:
+    def row_to_send(self, name: str, row: Message, receipt: Receipt) -> Tensor:
         """Returns one client's row as it leaves a process of its own, (1, D) float64 on the CPU.
 
         The row has its own noise if the release asks for noise on rows. Otherwise it is clipped as
@@ -326,10 +326,11 @@ class Rounds(Channel):
         """
         assert isinstance(row, Tensor)
         release = self._declared(name)
-        check_one_each(release, row, receipt.clients)
-        self._check_sums(release, row, torch.zeros(1, dtype=torch.int64))
-        if name in self.rows:
-            noise = self.rows[name]
+        check_rows(release, row, receipt.clients)
+        if release.unit == "record":
+            self._check_gradient_sums(row, torch.zeros(1, dtype=torch.int64))
+        if name in self.row_noise:
+            noise = self.row_noise[name]
             receipt.spend(noise.name, receipt.clients)
             return noise.added(row, receipt.clients, receipt, self.source)
         if self._adaptive is not None and release.clip is not None:
@@ -356,7 +357,9 @@ class Rounds(Channel):
 
     def _declared(self, name: str) -> Release:
         if name not in self.releases:
-            raise _undeclared(name, self.releases)
+            raise PrivacyError(
+                f"Release {name!r} was not declared; the plan has {sorted(self.releases)}."
+            )
         return self.releases[name]
 
     # The state in a checkpoint
@@ -394,7 +397,3 @@ class Rounds(Channel):
             return
         for name, norm in self._adaptive.restore(norms).items():
             self.releases[name] = self.releases[name].clipped_at(norm)
-
-
-def _undeclared(name: str, releases: Mapping[str, Release]) -> PrivacyError:
-    return PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(releases)}.")

@@ -79,15 +79,15 @@ def calibrate_rows(
         sampler = sampler.with_cap(int(affordable[0]))
     releases = bind_releases(plans, sampler, privacy, max(costs.multipliers), bands)
     _check_noise(releases, cost, sources[0])
-    rows = bind_rows(plans, releases, steps, delta, prior)
+    row_noise = bind_rows(plans, releases, steps, delta, prior)
     return Calibration(
         settings=(privacy,),
         caps=caps_of(sampler),
         costs=costs,
-        facts=_facts(plans, sampler, bands) | row_facts(plans, rows),
+        facts=_facts(plans, sampler, bands) | row_facts(plans, row_noise),
         sampler=sampler,
         releases=releases,
-        rows=rows,
+        row_noise=row_noise,
     )
 
 
@@ -179,9 +179,14 @@ def _check_noise(releases: Mapping[str, Release], cost: PrivacyCost, source: Noi
     for release in releases.values():
         if release.noise is None:
             continue
-        sensitivity, bound = release.independent
         largest = replace(release.noise, multiplier=release.noise.multiplier / least)
-        check_drawable(largest, source, release.size, sensitivity=sensitivity, bound=bound)
+        check_drawable(
+            largest,
+            source,
+            release.size,
+            sensitivity=release.drawn_sensitivity,
+            bound=release.drawn_bound,
+        )
 
 
 def _facts(
@@ -247,7 +252,7 @@ def _bands(
     return Bands.square_root(count)
 
 
-def check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
+def check_row_plans(plans: tuple[ReleasePlan, ...], steps: int) -> None:
     """Refuses releases of one name, and allocations to another number of steps.
 
     Raises:

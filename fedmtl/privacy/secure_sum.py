@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import BudgetExhausted, PrivacyError, ResumeError, SecureSumError
 from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
 from .ledger import Ledger
-from .mechanism import ClippedSum, Message, OpenedSum, check_one_each
+from .mechanism import ClippedSum, Message, OpenedSum, check_rows
 from .noise.grid import GridValue, noised
 from .noise.shares import DistributedGaussian
 from .noise.sources import NoiseSource, Words
@@ -76,7 +76,7 @@ class LocalRandomizer:
             PrivacyError: rows of another shape or of several clients, a roster that the noise is
                 not planned for, or the receipt does not pay for this share.
         """
-        check_one_each(self.release, row, clients)
+        check_rows(self.release, row, clients)
         if len(clients) != 1:
             raise PrivacyError(
                 f"Release {self.name!r} takes the row of one client, not of {len(clients)}."

@@ -275,7 +275,7 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     bound = FullParticipation().bind(TASKS)
     privacy = ClientPrivacy(clip_norm=0.8, epsilon=2.0, delta=1e-5)
     channel = open_channel(privacy, algorithm.plan(problem, bound), bound, seed=5, steps=3)
-    noise = channel.rows["covariance"]
+    noise = channel.row_noise["covariance"]
     assert noise.sensitivity == pytest.approx(1.6)
     assert 6.0 * (1 - 1e-4) < noise.epsilon_at(3) <= 6.0
     # what the curator gets: a clipped model and noise of radius Gamma(d, z 2 C), mean d z 2 C

@@ -694,8 +694,8 @@ _doubled_in_a_step = edit(
 )
 _addressed_by_the_sum = edit(
     ClippedSum.noised_mean,
-    "= self._independent(step)",
-    "= self._independent(step + int(1e6 * float(total.abs().sum())) % 2**30)",
+    "= self._noise.at(step)",
+    "= self._noise.at(step + int(1e6 * float(total.abs().sum())) % 2**30)",
 )
 _all_that_is_clipped = edit(  # rows far beyond the clip count for more than one
     quantile.count_rows,
@@ -1796,7 +1796,7 @@ MUTANTS = [
     Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
     Mutant(
         "no noise on rows",
-        _set(Rounds, "_as_sent", lambda self, noise, rows, *of: rows),
+        _set(Rounds, "_with_row_noise", lambda self, noise, rows, *of: rows),
         NOISE,
         ("curator",),
     ),

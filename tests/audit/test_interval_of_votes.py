@@ -9,7 +9,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-import fedmtl.privacy.mechanism
 from fedmtl import (
     Average,
     ClientPrivacy,
@@ -22,6 +21,7 @@ from fedmtl import (
 from fedmtl.audit.canaries import Canaries
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import Release
+from fedmtl.privacy.noise.grid import IndependentNoise
 
 ROUNDS, VOTES, FEATURES, CANDIDATES = 20, 2, 70, 51
 CANARIES = FEATURES + 1 + CANDIDATES  # one for each coordinate of a row
@@ -34,13 +34,13 @@ def audited(patch: pytest.MonkeyPatch, noise: float) -> tuple[dict[str, Any], Te
     """The certificate of a run whose votes have a share of their noise, what each canary scored in each round, less
     the mean of its law, (rounds, canaries), and the standard deviation of that law."""
     drawn = count()
-    original = fedmtl.privacy.mechanism.release_noise
+    original = IndependentNoise.at
     observe = Canaries.observe
     scores = []
     levels = []
 
-    def release_noise(*args: Any, **options: Any) -> Any:
-        values, width = original(*args, **options)
+    def at(self: IndependentNoise, step: int) -> tuple[Tensor, float | None]:
+        values, width = original(self, step)
         if next(drawn) >= ROUNDS - VOTES:
             values = values * noise
         return values, width
@@ -55,7 +55,7 @@ def audited(patch: pytest.MonkeyPatch, noise: float) -> tuple[dict[str, Any], Te
         scores.append(canaries.scores - before - sign * level**2 / 2)
         levels.append(level)
 
-    patch.setattr(fedmtl.privacy.mechanism, "release_noise", release_noise)
+    patch.setattr(IndependentNoise, "at", at)
     patch.setattr(Canaries, "observe", observed)
     result = Trainer(
         algorithm=ProximalPoint(averaged=True, vote_rounds=VOTES),

@@ -13,7 +13,6 @@ import torch
 from scipy import stats
 
 import fedmtl.privacy.dp_sgd
-import fedmtl.privacy.mechanism
 import fedmtl.privacy.records
 import fedmtl.privacy.rounds
 import fedmtl.trainer.run
@@ -43,6 +42,7 @@ from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import ClientPrivacy
+from fedmtl.privacy.noise.grid import IndependentNoise
 from fedmtl.trainer.processes import processes
 
 from ..trainer.settings import CLIENTS, DELTA, SOLVER, trainer
@@ -223,7 +223,7 @@ def test_activations_measure_less_than_they_claim(case):
 KINDS: dict[
     str, tuple[Callable[..., Trainer], Any, str, int]
 ] = {  # runs, where their noise is made, and a middle step
-    "rounds": (partial(trainer, **AUDITED), fedmtl.privacy.mechanism, "release_noise", 3),
+    "rounds": (partial(trainer, **AUDITED), IndependentNoise, "at", 3),
     "records": (partial(trainer, **AUDITED | RECORDS), fedmtl.privacy.records, "client_noise", 1),
     "learner": (
         partial(one_at_a_time, "learner", **ACTIVATIONS),

@@ -173,7 +173,7 @@ def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(
     for session in range(3):
         channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=session > 0)
         step(channel, 0)
-        assert channel.rows["c"].epsilon_at(channel.accountant.ledger.charged) <= 1.0
+        assert channel.row_noise["c"].epsilon_at(channel.accountant.ledger.charged) <= 1.0
         channel.accountant.ledger._file.close()
         channel.accountant.ledger._file = None
     channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=True)

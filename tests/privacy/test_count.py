@@ -18,7 +18,7 @@ from fedmtl import (
 )
 from fedmtl.audit.verification import verify
 from fedmtl.privacy import Receipt, ReleasePlan, epsilon, open_channel
-from fedmtl.privacy.noise import grid
+from fedmtl.privacy.noise.grid import IndependentNoise
 from fedmtl.privacy.quantile import count_rows, count_sensitivity
 
 from ..trainer.settings import DELTA, SOLVER, trainer
@@ -101,14 +101,13 @@ def test_the_noise_of_the_count_and_the_update_are_charged_at_these_sensitivitie
     plan = ReleasePlan(name="update", dimension=3, without_data=without_data)
     channel = open_channel(privacy, (plan,), schedule.bind(8), seed=3, steps=4)
     drawn = {}
-    original = grid.release_noise
+    made = IndependentNoise.__init__
 
-    def spied(law, source, key, *arguments, sensitivity, **options):
+    def spied(self, law, source, key, *arguments, sensitivity, **options):
         drawn[key] = law.multiplier * sensitivity, sensitivity
-        return original(law, source, key, *arguments, sensitivity=sensitivity, **options)
+        made(self, law, source, key, *arguments, sensitivity=sensitivity, **options)
 
-    for module in ("mechanism", "adaptive"):
-        monkeypatch.setattr(f"fedmtl.privacy.{module}.release_noise", spied)
+    monkeypatch.setattr(IndependentNoise, "__init__", spied)
     cohort = channel.draw(0)
     channel.begin(0, cohort)
     channel.release("update", torch.zeros(len(cohort), 3), cohort)
@@ -159,7 +158,7 @@ def test_rows_that_nodes_send_are_counted_as_the_rows_they_were() -> None:
         if nodes:
             receipts = [Receipt(0, 0, torch.tensor([k])) for k in range(4)]
             each = zip(rows.split(1), receipts, strict=True)
-            sent = torch.cat([channel.sent("update", row, receipt) for row, receipt in each])
+            sent = torch.cat([channel.row_to_send("update", row, receipt) for row, receipt in each])
             assert float(sent.norm(dim=1).max()) <= 2.0
         ends.append((channel.release("update", sent, everybody), channel.norms()["update"]))
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-12, atol=0)

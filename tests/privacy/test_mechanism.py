@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import fedmtl.privacy.mechanism
 from fedmtl import ClientPrivacy, CyclicCohorts, FullParticipation
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import (
@@ -28,7 +27,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.binding import bind_releases
 from fedmtl.privacy.mechanisms import mechanism_of
 from fedmtl.privacy.noise.banded import Bands
-from fedmtl.privacy.noise.grid import release_noise
+from fedmtl.privacy.noise.grid import IndependentNoise
 from fedmtl.privacy.ranked import RankedCount, RankedSum
 from fedmtl.privacy.release import Form
 from fedmtl.privacy.replicates import ReplicatedSum
@@ -168,11 +167,13 @@ def test_correlated_noise_of_a_later_round(source, draws: int, monkeypatch) -> N
     made = bind_releases((plan,), sampler, privacy, 1.0, bands)["update"]
     drawn = []
 
-    def noted(*arguments, **options):
-        drawn.append(arguments)
-        return release_noise(*arguments, **options)
+    at = IndependentNoise.at
 
-    monkeypatch.setattr(fedmtl.privacy.mechanism, "release_noise", noted)
+    def noted(self, step):
+        drawn.append(step)
+        return at(self, step)
+
+    monkeypatch.setattr(IndependentNoise, "at", noted)
     mechanism = mechanism_of(made, source)
     for step in (0, 5):
         mechanism(rows(), EVERYONE, Receipt(step, step, EVERYONE))
@@ -188,11 +189,13 @@ def test_correlated_noise_has_the_noise_of_the_round_before_in_it(monkeypatch) -
     channel = open_channel(privacy, (plan,), sampler, seed=0, steps=2)
     drawn = []
 
-    def noted(*arguments, **options):
-        drawn.append(release_noise(*arguments, **options))
+    at = IndependentNoise.at
+
+    def noted(self, step):
+        drawn.append(at(self, step))
         return drawn[-1]
 
-    monkeypatch.setattr(fedmtl.privacy.mechanism, "release_noise", noted)
+    monkeypatch.setattr(IndependentNoise, "at", noted)
     values = []
     for step in range(2):
         cohort = channel.draw(step)

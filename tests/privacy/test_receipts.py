@@ -302,7 +302,7 @@ def test_noise_on_rows_of_replicates_is_their_own_and_paid_for_once() -> None:
     channel = open_channel(privacy, (plan,), bound, seed=0, steps=5, replicates=2)
     everyone = begin(channel)
     rows = torch.zeros(2, 6, SIZE)
-    sent = channel._as_sent(channel._mechanisms["update"], rows, everyone, channel._receipt)
+    sent = channel._with_row_noise(channel._mechanisms["update"], rows, everyone, channel._receipt)
     assert torch.unique(sent).numel() == rows.numel()
     with pytest.raises(PrivacyError, match="'update/rows' happened already"):
         channel.release("update", rows, everyone)
@@ -322,14 +322,14 @@ def test_clients_have_the_noise_of_their_own_budgets() -> None:
 def test_a_row_leaves_its_client_once_for_a_receipt() -> None:
     channel, _ = sums(rows=RowNoise(2.0))
     receipt = Receipt(3, 0, torch.tensor([4]))
-    sent = channel.sent("update", torch.zeros(1, SIZE), receipt)
-    law = channel.rows["update"]
+    sent = channel.row_to_send("update", torch.zeros(1, SIZE), receipt)
+    law = channel.row_noise["update"]
     noise = law.added(torch.zeros(1, SIZE), torch.tensor([4]), receipt, channel.source)
     assert torch.equal(sent, noise)
     with pytest.raises(PrivacyError, match="'update/rows' happened already in step 3"):
-        channel.sent("update", torch.ones(1, SIZE), receipt)
+        channel.row_to_send("update", torch.ones(1, SIZE), receipt)
     with pytest.raises(PrivacyError, match="one row from each client"):
-        channel.sent("update", torch.zeros(1, SIZE), Receipt(3, 0, EVERYONE))
+        channel.row_to_send("update", torch.zeros(1, SIZE), Receipt(3, 0, EVERYONE))
 
 
 def test_a_clip_norm_follows_the_rows_that_the_server_has() -> None:

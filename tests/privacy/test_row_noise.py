@@ -38,7 +38,7 @@ def paid(noise, step: int = 0, clients: torch.Tensor = EVERYBODY) -> Receipt:
 
 
 def test_noise_needs_a_receipt_that_was_spent_on_it() -> None:
-    noise = channel().rows["c"]
+    noise = channel().row_noise["c"]
     rows, source, receipt = torch.zeros(CLIENTS, 1), SeededSource(3), Receipt(0, 0, EVERYBODY)
     receipt.spend("c", EVERYBODY)  # another release of the same round
     with pytest.raises(PrivacyError, match="'c/rows' of step 0 is not paid for"):
@@ -48,7 +48,7 @@ def test_noise_needs_a_receipt_that_was_spent_on_it() -> None:
 
 def test_noise_on_rows_is_laplace_noise_for_a_distance_of_two_clips() -> None:
     """Of one number, where L2-Laplace noise is Laplace noise, which dp-accounting composes."""
-    noise = channel().rows["c"]
+    noise = channel().row_noise["c"]
     added = noise.added(torch.zeros(CLIENTS, 1), EVERYBODY, paid(noise), SeededSource(3)).numpy()
     assert np.abs(added).mean() == pytest.approx(2 * CLIP * noise.multiplier, rel=0.08)
     library = library_accountant().compose(dp_event.LaplaceDpEvent(noise.multiplier), STEPS)
@@ -56,7 +56,7 @@ def test_noise_on_rows_is_laplace_noise_for_a_distance_of_two_clips() -> None:
 
 
 def test_noise_on_rows_belongs_to_the_client_and_the_round() -> None:
-    noise = channel().rows["c"]
+    noise = channel().row_noise["c"]
     rounds = [
         noise.added(torch.zeros(CLIENTS, 1), EVERYBODY, paid(noise, step), SeededSource(3))
         for step in range(3)
@@ -75,7 +75,7 @@ def test_rows_are_clipped_before_their_noise_and_released_with_it() -> None:
     far = torch.full((CLIENTS, 1), 1e9)
     opened.release("c", far, cohort)
     (_, name, hidden), *_ = opened.record
-    law = opened.rows["c"]
+    law = opened.row_noise["c"]
     noise = law.added(torch.zeros(CLIENTS, 1), EVERYBODY, paid(law), SeededSource(3))
     assert name == "c/rows"
     np.testing.assert_allclose((hidden - noise).numpy(), CLIP, rtol=1e-5)

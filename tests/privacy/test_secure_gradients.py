@@ -227,7 +227,7 @@ def test_rows_that_are_not_the_sums_of_the_round_are_refused(change: str) -> Non
     with pytest.raises(PrivacyError, match=refused):
         channel.release("gradient_sum", made, everybody)
     with pytest.raises(PrivacyError, match=refused):
-        channel.sent("gradient_sum", made[:1], Receipt(1, 1, everybody[:1]))
+        channel.row_to_send("gradient_sum", made[:1], Receipt(1, 1, everybody[:1]))
     if change != "never made":
         channel.release("gradient_sum", sums[1], everybody)
 

@@ -112,36 +112,61 @@ def check_drawable(
         )
 
 
-def release_noise(
-    law: NoiseLaw,
-    source: NoiseSource,
-    purpose: str,
-    step: int,
-    size: int,
-    *,
-    sensitivity: float,
-    bound: float,
-) -> tuple[Tensor, float | None]:
-    """Draws the noise of one release.
+class IndependentNoise:
+    """The noise of one release, independent from step to step.
 
     Args:
         law: of the noise, with its multiplier.
         source: seeded or secure.
         purpose: name of the release, which addresses seeded noise.
-        step: number of the step, which addresses seeded noise.
         size: D, noised coordinates.
         sensitivity: S, of the sum.
         bound: C, on one contribution to the sum.
 
-    Returns:
-        (D,) float64, and the width of the grid of which it is a multiple; None in seeded mode.
+    Example:
+        >>> from fedmtl.privacy import GaussianNoise, SecureSource
+        >>> from fedmtl.privacy.noise.grid import IndependentNoise
+        >>> law = GaussianNoise(1.5)
+        >>> noise = IndependentNoise(law, SecureSource(), "update", 3, sensitivity=2.0, bound=2.0)
+        >>> drawn, width = noise.at(step=0)
+        >>> bool((drawn / width == (drawn / width).round()).all())  # whole numbers of the grid
+        True
     """
-    if source.name == "seeded":
-        return torch.from_numpy(law.draw(source, purpose, step, size)) * sensitivity, None
-    width = grid_width(law, bound, size, law.std(sensitivity, size))
-    return torch.from_numpy(
-        law.whole(source, purpose, step, (size,), sensitivity / width)
-    ) * width, width
+
+    def __init__(
+        self,
+        law: NoiseLaw,
+        source: NoiseSource,
+        purpose: str,
+        size: int,
+        *,
+        sensitivity: float,
+        bound: float,
+    ) -> None:
+        self._law = law
+        self._source = source
+        self._purpose = purpose
+        self._size = size
+        self._sensitivity = sensitivity
+        self._width: float | None = None  # of the public grid, the same in all steps
+        if source.name != "seeded":
+            self._width = grid_width(law, bound, size, law.std(sensitivity, size))
+
+    def at(self, step: int) -> tuple[Tensor, float | None]:
+        """Draws the noise of a step.
+
+        Args:
+            step: its number, which addresses seeded noise.
+
+        Returns:
+            (D,) float64, and the width of the grid of which it is a multiple; None in seeded mode.
+        """
+        if self._width is None:
+            drawn = self._law.draw(self._source, self._purpose, step, self._size)
+            return torch.from_numpy(drawn) * self._sensitivity, None
+        cells = self._sensitivity / self._width
+        drawn = self._law.whole(self._source, self._purpose, step, (self._size,), cells)
+        return torch.from_numpy(drawn) * self._width, self._width
 
 
 def client_noise(
@@ -158,7 +183,7 @@ def client_noise(
     """Draws the noise on a sum of each of several clients, in several repetitions.
 
     Args:
-        law: as for :func:`release_noise`.
+        law: as for :class:`IndependentNoise`.
         sources: of each of R repetitions; only one if it is secure.
         purpose: name of the release, which addresses seeded noise.
         steps: int64 (S, R), numbers of the sums, which address seeded noise.
