@@ -12,10 +12,10 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from .errors import DataError
 
@@ -182,6 +182,10 @@ def sync_folder(folder: Path) -> None:
 
 _DEEPEST = 100  # levels of JSON; files of runs have less than 10
 _LARGEST = 2**128  # of whole numbers in JSON
+
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+"""A value that JSON has."""
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:

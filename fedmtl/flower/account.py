@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import torch
 
-from .._files import plain, read_json, write_json
+from .._files import Json, plain, read_json, write_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
@@ -234,7 +234,7 @@ class NodeAccount:
         clip_norm = None
         if privacy is not None:
             clip_norm = privacy.initial_norm
-        about = {
+        about: dict[str, Json] = {
             "account": "rows",
             "client": self.name,
             "answers": self.problem.rounds,  # the noise on rows is calibrated to this number

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 
+from .._files import Json
 from .costs import PrivacyCosts
 from .gradients import GradientPlan
 from .release import Release
@@ -35,7 +35,7 @@ class Calibration:
     settings: tuple[Privacy, ...]
     caps: np.ndarray | None
     costs: PrivacyCosts | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Json] = field(default_factory=dict)
     sampler: BoundSampler | None = None
     releases: dict[str, Release] = field(default_factory=dict)
     row_noise: dict[str, BoundRowNoise] = field(default_factory=dict)
@@ -51,11 +51,11 @@ class Calibration:
         return None
 
     @property
-    def header(self) -> dict[str, Any] | None:
+    def header(self) -> dict[str, Json] | None:
         """Returns the header of the ledger; None if nothing is charged."""
         if self.costs is None:
             return None
-        about = {
+        about: dict[str, Json] = {
             "privacy": asdict(self.settings[0]),
             "delta": self.costs.delta,
             "refuted": self.costs.refuted,
@@ -70,7 +70,7 @@ def caps_of(sampler: BoundSampler) -> np.ndarray | None:
     return np.full(sampler.n, sampler.cap, dtype=np.int64)
 
 
-def schedule_facts(sampler: BoundSampler, **assumed: Any) -> dict[str, Any]:
+def schedule_facts(sampler: BoundSampler, **assumed: Json) -> dict[str, Json]:
     """Returns the facts that accounting takes from the sampler or assumes in its place, for
     readers of the ledger."""
     schedule = {"class": type(sampler).__name__, **sampler.recorded, **sampler.facts, **assumed}

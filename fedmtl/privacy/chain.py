@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._files import parse_json
+from .._files import Json, parse_json
 from ..errors import ResumeError
 
 PREVIOUS = "previous"
@@ -143,7 +143,7 @@ def parse(raw: bytes, path: Path, version: int | None = None) -> Chain:
     return Chain(lines, digests, good)
 
 
-def _check_first(line: Mapping[str, Any], path: Path, version: int | None) -> None:
+def _check_first(line: Mapping[str, Json], path: Path, version: int | None) -> None:
     if line.get("kind") != "header":
         raise ResumeError(f"{path} is not a ledger: its first line is not a header.")
     if version is not None and line.get("version") != version:

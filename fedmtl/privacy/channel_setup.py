@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._check import positive_int
+from .._files import Json
 from ..errors import ConfigError, PrivacyError
 from ..ranks import SINGLE, Ranks
 from .accountant import PrivacyAccountant
 from .activations import Activations
 from .calibration import Calibration
+from .costs import StoredNoise
 from .gradients import GradientPlan
 from .ledger import Ledger, read_header
 from .noise.sources import NoiseSource, SecureSource, SeededSource
@@ -145,7 +146,7 @@ def open_channel(
         )
     if ranks.size > 1:
         return _opened_at_ranks(setup, ledger_path)
-    return setup.channel(_header(ledger_path, resume), ledger_path)
+    return setup.channel(_stored_noise(ledger_path, resume), ledger_path)
 
 
 def _one_gradient_plan(plans: Sequence[Plan]) -> GradientPlan | None:
@@ -163,18 +164,18 @@ def _opened_at_ranks(setup: _ChannelSetup, path: Path | None) -> Rounds | Activa
     read its header, as a resumed run does."""
     first: list[Rounds | Activations] = []
 
-    def open_first() -> dict[str, Any]:
-        first.append(setup.channel(_header(path, setup.resume), path))
+    def open_first() -> dict[str, Json]:
+        first.append(setup.channel(_stored_noise(path, setup.resume), path))
         ledger = first[0].accountant.ledger
         if ledger is None:
             return {}
-        header: dict[str, Any] = json.loads(json.dumps(ledger.header))
+        header: dict[str, Json] = json.loads(json.dumps(ledger.header))
         return header
 
     header = setup.ranks.share(open_first)
     if setup.ranks.first:
         return first[0]
-    return setup.channel(header, None)
+    return setup.channel(StoredNoise(header), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +207,11 @@ class _ChannelSetup:
     channel_class: type[Rounds | Activations] | None
     ranks: Ranks
 
-    def channel(self, prior: Mapping[str, Any], path: Path | None) -> Rounds | Activations:
+    def channel(self, prior: StoredNoise, path: Path | None) -> Rounds | Activations:
         """Calibrates the noise, opens the ledger and returns the channel.
 
         Args:
-            prior: header of the ledger that is resumed, whose multipliers stand; empty without one.
+            prior: the noise of the run that is resumed.
             path: file of the ledger; None keeps charges in memory.
         """
         calibration = self._calibration(prior)
@@ -281,7 +282,7 @@ class _ChannelSetup:
             notes=outside,
         )
 
-    def _calibration(self, prior: Mapping[str, Any]) -> Calibration:
+    def _calibration(self, prior: StoredNoise) -> Calibration:
         """Calibrates releases of rows if the unit is a client, otherwise those of gradients of
         records."""
         of_records = any(isinstance(each, RecordPrivacy) for each in self.settings)
@@ -364,11 +365,11 @@ def _check_rounds(
         check_replicates(settings, sampler)
 
 
-def _header(path: Path | None, resume: bool) -> Mapping[str, Any]:
-    """Returns the header of the ledger that is resumed; nothing without one."""
+def _stored_noise(path: Path | None, resume: bool) -> StoredNoise:
+    """Returns the noise of the run that is resumed."""
     if not resume or path is None:
-        return {}
-    return read_header(path) or {}
+        return StoredNoise()
+    return StoredNoise(read_header(path) or {})
 
 
 def _sources(

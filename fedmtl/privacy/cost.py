@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from .._files import Json
 from ..errors import ConfigError, PrivacyError
 from .accounting.calibration import smallest_multiplier
 from .accounting.composition import epsilon
@@ -213,7 +214,7 @@ class PrivacyCost:
         """Returns this cost, at least one sum a use."""
         return replace(self, sums=max(1, self.sums))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """Returns JSON."""
         values = {_IN_LEDGER.get(name, name): value for name, value in asdict(self).items()}
         # A ledger that was written before sums had other grids is continued.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from .._files import Json
 from .._rounding import rounded_up
 from ..errors import ConfigError
 from .cost import PrivacyCost
@@ -126,7 +126,7 @@ class PrivacyCosts:
         kind = int(self.kind_of[0, 0])
         return self.kinds[kind].affordable(budget, self.multipliers[kind])
 
-    def header(self, caps: np.ndarray | None) -> dict[str, Any]:
+    def header(self, caps: np.ndarray | None) -> dict[str, Json]:
         """Returns JSON for a ledger: the number of accounts; one entry for every kind of them, with
         the cap on its uses of ``caps`` (m,), or None; and the kind of every account if there are
         several."""
@@ -138,11 +138,10 @@ class PrivacyCosts:
             {"price": cost.to_dict(), "multiplier": z, "cap": cap}
             for cost, z, cap in zip(self.kinds, self.multipliers, limits, strict=True)
         ]
+        header: dict[str, Json] = {"accounts": self.kind_of.shape[1], "kinds": kinds}
         if len(kinds) > 1:
-            several = {"kind_of": self.kind_of[0].tolist()}
-        else:
-            several = {}
-        return {"accounts": self.kind_of.shape[1], "kinds": kinds, **several}
+            header["kind_of"] = self.kind_of[0].tolist()
+        return header
 
     @cached_property
     def by_account(self) -> np.ndarray:
@@ -178,9 +177,59 @@ class PrivacyCosts:
         return start, np.array(weights)
 
 
+@dataclass(frozen=True)
+class StoredKind:
+    """The noise of one kind of account, as a ledger has it.
+
+    Attributes:
+        cost: values of :meth:`PrivacyCost.to_dict`.
+        multiplier: z, at a weight of 1.
+        cap: on its uses; None without one.
+    """
+
+    cost: Mapping[str, Json]
+    multiplier: float
+    cap: int | None
+
+
+@dataclass(frozen=True)
+class StoredNoise:
+    """The noise of a run that is resumed: it stands as it was calibrated at first.
+
+    Args:
+        header: of the ledger that is resumed; empty without one.
+    """
+
+    header: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> list[StoredKind]:
+        """Returns the kinds of accounts; none without a ledger."""
+        kinds = []
+        entries = self.header.get("kinds")
+        # A header of another form is that of another run, which the ledger refuses.
+        if isinstance(entries, list):
+            for entry in entries:
+                match entry:
+                    case {
+                        "price": dict() as cost,
+                        "multiplier": int() | float() as z,
+                        "cap": int() | None as cap,
+                    }:
+                        kinds.append(StoredKind(cost, float(z), cap))
+        return kinds
+
+    def multiplier(self, key: str) -> float | None:
+        """Returns the noise multiplier that the header has under a key; None without one."""
+        value = self.header.get(key)
+        if isinstance(value, float):
+            return value
+        return None
+
+
 def calibrated(
     demands: Sequence[Sequence[Demand]],
-    header: Mapping[str, Any],
+    prior: StoredNoise,
     *,
     ids: Sequence[str] = (),
     refuted: str | None = None,
@@ -189,8 +238,8 @@ def calibrated(
 
     Args:
         demands: of each of m accounts, in each replicate with settings of its own.
-        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses
-            it if the rest differs. Empty without one.
+        prior: the noise and caps of a run that is resumed, which are taken; its ledger is refused
+            if the rest differs.
         ids: of the accounts, for errors.
         refuted: see :class:`PrivacyCosts`.
 
@@ -204,23 +253,23 @@ def calibrated(
     for row in demands:
         for demand in row:
             numbers.setdefault(demand, len(numbers))
-    kind = np.array([[numbers[demand] for demand in row] for row in demands], dtype=np.int64)
-    stored = header.get("kinds", ())
+    kind_of = np.array([[numbers[demand] for demand in row] for row in demands], dtype=np.int64)
+    stored = prior.kinds
     # A resumed run keeps the noise it began with, to the last bit.
     if len(stored) == len(numbers):
-        noise = [(float(each["multiplier"]), each["cap"] or 0) for each in stored]
+        noise = [(kind.multiplier, kind.cap or 0) for kind in stored]
     else:
         noise = [
-            demand.met(_account_name(ids, kind == number)) for demand, number in numbers.items()
+            demand.met(_account_name(ids, kind_of == number)) for demand, number in numbers.items()
         ]
     costs = PrivacyCosts(
         tuple(demand.cost for demand in numbers),
         tuple(multiplier for multiplier, _ in noise),
-        kind,
+        kind_of,
         refuted,
     )
     uses = np.array([uses for _, uses in noise], dtype=np.int64)
-    return costs, uses[kind[0]]
+    return costs, uses[kind_of[0]]
 
 
 def _account_name(ids: Sequence[str], members: np.ndarray) -> str:

@@ -24,12 +24,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .._check import given, positive_int
 from ..errors import ConfigError, PrivacyError
 from .cost import PrivacyCost, normalized
-from .costs import Demand, PrivacyCosts, calibrated
+from .costs import Demand, PrivacyCosts, StoredNoise, calibrated
 from .noise.laws import Norm
 from .settings import RecordPrivacy
 
@@ -292,7 +293,7 @@ class GradientPlan:
         return f"Poisson over the records of a client, {q}: drawn anew for every {use} and secret"
 
 
-def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
+def whole_numbers(name: str, values: ArrayLike, clients: int) -> np.ndarray:
     """Returns (n,) int64 of whole numbers of at least 0.
 
     Raises:
@@ -316,7 +317,7 @@ def record_costs(
     caps: np.ndarray,
     delta: float,
     *,
-    header: Mapping[str, Any] | None = None,
+    prior: StoredNoise | None = None,
 ) -> tuple[PrivacyCosts, np.ndarray]:
     """Calibrates the noise of every kind of client.
 
@@ -325,8 +326,7 @@ def record_costs(
         plan: the releases.
         caps: (n,) int64, most uses of each client.
         delta: of every epsilon.
-        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses
-            it if the rest differs.
+        prior: the noise of the run that is resumed, or None; see :func:`calibrated`.
 
     Returns:
         The costs of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` if a
@@ -369,7 +369,7 @@ def record_costs(
     refuted = None
     if plan.published is not None:
         refuted = plan.published.why_invalid
-    return calibrated(asked, header or {}, ids=plan.ids, refuted=refuted)
+    return calibrated(asked, prior or StoredNoise(), ids=plan.ids, refuted=refuted)
 
 
 def _weights(

@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 
+from .._files import Json
 from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, Head, parse
@@ -85,7 +86,7 @@ class Ledger:
     def __init__(
         self,
         path: Path | None,
-        header: Mapping[str, Any],
+        header: Mapping[str, Json],
         *,
         fingerprint: str,
         replays_free: bool,
@@ -251,7 +252,7 @@ class Ledger:
             self._append({"kind": "open", "session": self.session})
             self._opened = True
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    def _append(self, line: Mapping[str, Json]) -> None:
         """Writes a line; nothing in memory."""
         if self._closed:
             raise PrivacyError("The ledger is closed.")
@@ -312,7 +313,7 @@ class Ledger:
                 f"{self._path}, line {number}: not a line of a ledger ({error!r})."
             ) from error
 
-    def _check_header(self, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    def _check_header(self, stored: Mapping[str, Json], expected: Mapping[str, Json]) -> None:
         for key in {**stored, **expected}:
             # The identity of a run and the chain belong to the file and not to the settings.
             if key in ("run", PREVIOUS):
@@ -323,7 +324,7 @@ class Ledger:
                 continue
             if key == "fingerprint":
                 names = (
-                    ", ".join(differing(stored.get(key, ""), expected[key]))
+                    ", ".join(differing(str(stored.get(key, "")), str(expected[key])))
                     or "data, settings or execution"
                 )
                 raise ResumeError(
@@ -337,7 +338,7 @@ class Ledger:
             )
 
 
-def read_header(path: Path) -> dict[str, Any] | None:
+def read_header(path: Path) -> dict[str, Json] | None:
     """Returns the header of a ledger, or None if there is no complete one."""
     if not path.exists():
         return None

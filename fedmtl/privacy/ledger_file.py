@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from .._files import lock, sync_folder
+from .._files import Json, lock, sync_folder
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, Chain, Head, digest_of, head_file, parse
 
@@ -63,7 +63,7 @@ class LedgerFile:
                 sync_folder(path.parent)
             opened.pop_all()
 
-    def append(self, line: Mapping[str, Any]) -> None:
+    def append(self, line: Mapping[str, Json]) -> None:
         """Writes a line with the hash of the one before: to the disk if the file is ``single``,
         otherwise to the system, which keeps it if the process ends.
 

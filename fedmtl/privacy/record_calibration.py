@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from .._files import Json
 from ..errors import PrivacyError
 from .binding import bind_releases
 from .calibration import Calibration, caps_of, schedule_facts
-from .costs import PrivacyCosts
+from .costs import PrivacyCosts, StoredNoise
 from .gradients import GradientPlan, record_costs
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
@@ -22,7 +21,11 @@ from .samplers import SHIFTS, BoundSampler
 from .secure_calibration import calibrate_secure_gradients
 from .settings import Privacy, RecordPrivacy
 
-OF_RECORDS = {"relation": "zero_out", "amplified": False, "per_participation": True}
+OF_RECORDS: dict[str, str | bool] = {
+    "relation": "zero_out",
+    "amplified": False,
+    "per_participation": True,
+}
 """The assumption of the accountant on cohorts of rounds whose unit is one record, whatever draws
 them: they are public."""
 
@@ -34,7 +37,7 @@ def calibrate_records(
     sampler: BoundSampler | None,
     steps: int,
     sources: tuple[NoiseSource, ...],
-    prior: Mapping[str, Any],
+    prior: StoredNoise,
 ) -> Calibration:
     """Calibrates the noise of R replicates whose protected unit is a record.
 
@@ -45,7 +48,7 @@ def calibrate_records(
         sampler: the law of the cohorts; None for clients that act one at a time.
         steps: number of rounds.
         sources: of the noise, R of them.
-        prior: header of the ledger that is resumed: its noise multipliers are used as they stand.
+        prior: the noise of the run that is resumed, whose multipliers are used as they stand.
 
     Raises:
         ConfigError: a budget that cannot be met.
@@ -83,7 +86,7 @@ def calibrate_records(
         return calibration
     assert calibration.caps is not None
     delta = records[0].resolved_delta(int(plan.counts.sum()))
-    costs, caps = record_costs(records, plan, calibration.caps, delta, header=prior)
+    costs, caps = record_costs(records, plan, calibration.caps, delta, prior=prior)
     _check_noise(costs, plan, records[0], sources[0])
     return replace(calibration, caps=caps, costs=costs)
 
@@ -110,7 +113,7 @@ def _check_plans(
         )
 
 
-def _common_facts(plan: GradientPlan) -> dict[str, Any]:
+def _common_facts(plan: GradientPlan) -> dict[str, Json]:
     return {"dimension": plan.dimension, "public": plan.public_digest, "records": plan.describe()}
 
 
@@ -149,13 +152,13 @@ def _with_shares(
     plan: GradientPlan,
     sampler: BoundSampler,
     steps: int,
-    prior: Mapping[str, Any],
+    prior: StoredNoise,
 ) -> Calibration:
     """Returns the calibration of rounds in which clients add their gradients up in a secure sum."""
     secure = calibrate_secure_gradients(privacy, rows, plan, sampler, steps, prior)
     release = secure.release
     sampler = release.sampling
-    facts = {
+    facts: dict[str, Json] = {
         "releases": [[release.name, release.form, release.dimension]],
         "units": plan.records,
         "rate": secure.cost.sampled,

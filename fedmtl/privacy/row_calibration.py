@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
+from .._files import Json
 from ..errors import PrivacyError
 from .binding import bind_releases, step_cost
 from .calibration import Calibration, caps_of, schedule_facts
 from .cost import PrivacyCost
-from .costs import Demand, calibrated
+from .costs import Demand, StoredNoise, calibrated
 from .noise.banded import Bands
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
@@ -29,7 +29,7 @@ def calibrate_rows(
     sampler: BoundSampler,
     steps: int,
     sources: tuple[NoiseSource, ...],
-    prior: Mapping[str, Any],
+    prior: StoredNoise,
 ) -> Calibration:
     """Calibrates the noise of R replicates whose protected unit is a client.
 
@@ -39,7 +39,7 @@ def calibrate_rows(
         sampler: the law of the cohorts.
         steps: number of rounds.
         sources: of the noise, R of them.
-        prior: header of the ledger that is resumed: its noise multipliers are used as they stand.
+        prior: the noise of the run that is resumed, whose multipliers are used as they stand.
 
     Raises:
         ConfigError: a budget that cannot be met.
@@ -96,7 +96,7 @@ def _with_shares(
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
     steps: int,
-    prior: Mapping[str, Any],
+    prior: StoredNoise,
 ) -> Calibration:
     """Returns the calibration of a run whose clients add the noise, as shares."""
     secure = calibrate_secure_sum(privacy, plans, sampler, steps, prior)
@@ -191,7 +191,7 @@ def _check_noise(releases: Mapping[str, Release], cost: PrivacyCost, source: Noi
 
 def _facts(
     plans: Sequence[ReleasePlan], sampler: BoundSampler, bands: Bands | None
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Returns the facts about the releases for the header of a ledger."""
     facts = schedule_facts(sampler)
     facts["releases"] = [[plan.name, plan.form, plan.dimension] for plan in plans]
@@ -208,7 +208,9 @@ def calibrated_release(
 ) -> Release:
     """Returns the release of a run in which it is the only one, with its noise; nothing is opened
     or charged."""
-    calibration = calibrate_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
+    calibration = calibrate_rows(
+        (privacy,), (plan,), sampler, steps, (SeededSource(0),), StoredNoise()
+    )
     return calibration.releases[plan.name]
 
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._check import Checked, Fraction, Positive
+from .._files import Json
 from .._rounding import rounded_up
 from ..errors import PrivacyError
 from .clip import clip_rows
 from .cost import PrivacyCost
+from .costs import StoredNoise
 from .noise.grid import client_noise, noised
 from .noise.laws import L2LaplaceNoise
 from .noise.sources import NoiseSource
@@ -120,7 +121,7 @@ def bind_rows(
     releases: dict[str, Release],
     steps: int,
     delta: float,
-    prior: Mapping[str, Any],
+    prior: StoredNoise,
 ) -> dict[str, BoundRowNoise]:
     """Returns the noise on the rows of every release that asks for it, calibrated to its steps.
 
@@ -129,7 +130,7 @@ def bind_rows(
         releases: by name; empty without a clip.
         steps: in which each is released.
         delta: of the released sums.
-        prior: the header of the ledger that is resumed, or nothing.
+        prior: the noise of the run that is resumed.
 
     Raises:
         PrivacyError: there is no clip, or another norm is clipped.
@@ -149,15 +150,15 @@ def bind_rows(
         if asked.delta is not None:
             own_delta = asked.delta
         cost = PrivacyCost(mechanism="l2_laplace", sizes=(plan.dimension,), delta=own_delta)
-        z = prior.get(row_key(plan.name)) or cost.multiplier(asked.epsilon, steps)
+        z = prior.multiplier(row_key(plan.name)) or cost.multiplier(asked.epsilon, steps)
         bound[plan.name] = BoundRowNoise(release, z, cost)
     return bound
 
 
-def row_facts(plans: tuple[ReleasePlan, ...], rows: Mapping[str, BoundRowNoise]) -> dict[str, Any]:
+def row_facts(plans: tuple[ReleasePlan, ...], rows: Mapping[str, BoundRowNoise]) -> dict[str, Json]:
     """Returns the facts about noise on rows for the header of a ledger: each multiplier and its
     target."""
-    facts: dict[str, Any] = {row_key(name): noise.multiplier for name, noise in rows.items()}
+    facts: dict[str, Json] = {row_key(name): noise.multiplier for name, noise in rows.items()}
     return facts | {
         f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None
     }

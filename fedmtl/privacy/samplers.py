@@ -37,11 +37,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from .._files import Json
 from ..errors import BudgetExhausted, ConfigError, PrivacyError
 from ..random import Coins, binomial_quantile, distinct_numbers
 
@@ -144,12 +145,12 @@ class BoundSampler(ABC):
         return self
 
     @property
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Json]:
         """Returns the settings for the header of a ledger, JSON-ready."""
         return asdict(self)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, str | bool]:
         """Returns the assumptions of the accountant by name."""
         return {
             name: getattr(self, name) for name in ("relation", "amplified", "per_participation")

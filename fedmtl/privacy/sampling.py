@@ -36,7 +36,7 @@ class PoissonSampling(Checked):
         Raises:
             ConfigError: the cohort exceeds it.
         """
-        _fits(self, self.cohort or 0, n)
+        _fits(type(self).__name__, self.cohort or 0, n)
         # With few clients a sample hides nobody well, and all of them cost less noise than half.
         if self.cohort is None and n < USUAL_COHORT:
             return BoundFull(n, n)
@@ -75,7 +75,7 @@ class FixedCohort(Checked):
         Raises:
             ConfigError: the cohort exceeds it.
         """
-        _fits(self, self.cohort, n)
+        _fits(type(self).__name__, self.cohort, n)
         return BoundFixed(n, self.cohort, self.max_uses)
 
 
@@ -107,7 +107,7 @@ class CyclicCohorts(Checked):
         Raises:
             ConfigError: the cohort exceeds it.
         """
-        _fits(self, self.cohort, n)
+        _fits(type(self).__name__, self.cohort, n)
         return BoundCyclic(n, self.cohort)
 
 
@@ -134,10 +134,10 @@ class FullParticipation:
 Sampler = PoissonSampling | FixedCohort | CyclicCohorts | FullParticipation
 
 
-def _fits(owner: object, cohort: float, n: int) -> None:
-    positive_int(f"{type(owner).__name__}.bind", n=n)
+def _fits(owner: str, cohort: float, n: int) -> None:
+    positive_int(f"{owner}.bind", n=n)
     if cohort > n:
         raise ConfigError(
-            f"{type(owner).__name__}.cohort is {cohort:,.10g}, but there are only {n:,} clients; "
+            f"{owner}.cohort is {cohort:,.10g}, but there are only {n:,} clients; "
             f"it must be at most the population."
         )

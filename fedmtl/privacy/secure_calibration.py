@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from .._files import Json
 from .._rounding import rounded_up
 from ..errors import PrivacyError
 from .binding import bind_releases, step_cost
 from .clip import Clip
 from .cost import PrivacyCost
-from .costs import Demand, PrivacyCosts
+from .costs import Demand, PrivacyCosts, StoredNoise
 from .gradients import GradientPlan
 from .noise.laws import GaussianNoise
 from .noise.shares import DistributedGaussian
@@ -91,13 +90,14 @@ class SecureCalibration:
         text = json.dumps(self.header(), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def header(self) -> dict[str, Any]:
+    def header(self) -> dict[str, Json]:
         """Returns the facts of the account for the header of a ledger, JSON-ready."""
         noise = self.noise
-        unit = {}
+        facts: dict[str, Json] = {}
         if self.release.unit == "record":
-            unit = {"unit": "record", "units": noise.units}
-        return unit | {
+            facts = {"unit": "record", "units": noise.units}
+        return {
+            **facts,
             "account": "noise shares",
             "release": [self.release.name, self.release.dimension],
             "clip_norm": self.release.bound,
@@ -122,7 +122,7 @@ def calibrate_secure_sum(
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
     steps: int,
-    prior: Mapping[str, Any] | None = None,
+    prior: StoredNoise | None = None,
 ) -> SecureCalibration:
     """Calibrates the noise of secure sums of clients' rows.
 
@@ -131,8 +131,7 @@ def calibrate_secure_sum(
         plans: the one release of a round.
         sampler: the law of the cohorts.
         steps: planned rounds.
-        prior: header of the ledger that is resumed: its noise is used as it stands. None without
-            one.
+        prior: the noise of the run that is resumed, which is used as it stands, or None.
 
     Raises:
         PrivacyError: settings that a secure sum does not support, or that protect nobody.
@@ -146,7 +145,7 @@ def calibrate_secure_sum(
     cost = step_cost(plans, sampler, privacy, delta=privacy.resolved_delta(sampler.n))
     release = bind_releases(plans, sampler, privacy, 1.0)[plan.name]
     demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
-    return _calibrated(privacy, release, demand, prior or {})
+    return _calibrated(privacy, release, demand, prior or StoredNoise())
 
 
 def calibrate_secure_gradients(
@@ -155,7 +154,7 @@ def calibrate_secure_gradients(
     gradients: GradientPlan,
     sampler: BoundSampler,
     steps: int,
-    prior: Mapping[str, Any] | None = None,
+    prior: StoredNoise | None = None,
 ) -> SecureCalibration:
     """Calibrates the noise of secure sums of gradients of single records.
 
@@ -214,14 +213,14 @@ def calibrate_secure_gradients(
     )
     assert privacy.epsilon is None or isinstance(privacy.epsilon, (int, float))
     demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
-    return _calibrated(privacy, release, demand, prior or {}, units=records)
+    return _calibrated(privacy, release, demand, prior or StoredNoise(), units=records)
 
 
 def _calibrated(
     privacy: Privacy,
     release: Release,
     demand: Demand,
-    prior: Mapping[str, Any],
+    prior: StoredNoise,
     units: int | None = None,
 ) -> SecureCalibration:
     """Returns the calibration of a release to a demand.
@@ -230,20 +229,20 @@ def _calibrated(
         privacy: settings, with an aggregation.
         release: with its clip.
         demand: for a cost that assumes a grid of any number of cells.
-        prior: header of the ledger that is resumed; empty without one.
+        prior: the noise of the run that is resumed.
         units: the most vectors in a sum; None: one of each client.
     """
-    stored = prior.get("kinds", ())
+    stored = prior.kinds
     # A resumed run keeps the noise it began with, to the last bit.
     if len(stored) == 1:
-        demand = replace(demand, cost=PrivacyCost.from_dict(stored[0]["price"]))
+        demand = replace(demand, cost=PrivacyCost.from_dict(stored[0].cost))
     # A fixed point. z sets the width g of the grid, and the slack, and so z, depends on the cells
     # z S / g that the cost assumes. If the grid has fewer, these are assumed and z is calibrated
     # again; the number only falls, so this ends.
     while True:
         if len(stored) == 1:
-            multiplier = float(stored[0]["multiplier"])
-            affordable = stored[0]["cap"] or demand.uses
+            multiplier = stored[0].multiplier
+            affordable = stored[0].cap or demand.uses
         else:
             multiplier, affordable = demand.met()
         shares = _shares(privacy, release, multiplier, units)

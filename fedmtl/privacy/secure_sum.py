@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._files import Json
 from ..errors import BudgetExhausted, PrivacyError, ResumeError, SecureSumError
 from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
 from .ledger import Ledger
@@ -336,7 +336,7 @@ class ShareAccount:
             return int(ledger.uses()[0])
 
     def _ledger(self) -> Ledger:
-        header: Mapping[str, Any] = {"client": self._client} | self._calibration.header()
+        header: Mapping[str, Json] = {"client": self._client} | self._calibration.header()
         return Ledger(
             self._path,
             header,

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .._check import Checked, Positive
+from .._files import Json
 from ..errors import ConfigError, ResumeError
 from ..privacy import Ledger
 from ..privacy.accounting.selection import halting_probability
@@ -151,7 +152,7 @@ def searched(settings: PrivateSearch, resume: bool) -> SearchResult:
     :meth:`PrivateSearch.fit`."""
     root = RunFolder.of(settings.folder)
     search = SearchRun(settings, settings.plan(), root)
-    header = {
+    header: dict[str, Json] = {
         "account": "search",
         "mean": settings.mean,
         "shape": str(settings.shape),

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import attr
 import numpy as np
@@ -137,11 +136,14 @@ def _laplace_law(epsilon: float, width: float) -> LossLaw:
     return from_cells(width, -last, p, p[::-1])
 
 
-def _log_density(b: Any, epsilon: float, dimension: int, curvature: float) -> Any:
+def _log_density(b: np.ndarray, epsilon: float, dimension: int, curvature: float) -> np.ndarray:
     """Returns the logarithm of the density of b with respect to asin(b), up to a constant;
     ``curvature`` is kappa - 1."""
     rest = np.maximum((1 - b) * (1 + b), 1e-300)
-    return (dimension - 2) / 2 * np.log(rest) + epsilon * b / 2 + np.log(curvature + rest)
+    density: np.ndarray = (
+        (dimension - 2) / 2 * np.log(rest) + epsilon * b / 2 + np.log(curvature + rest)
+    )
+    return density
 
 
 @lru_cache(maxsize=1024)
@@ -158,7 +160,7 @@ def _support(epsilon: float, dimension: int) -> tuple[float, float]:
     curvature = _curvature(epsilon, dimension)
 
     def log_density(b: float) -> float:
-        return float(_log_density(b, epsilon, dimension, curvature))
+        return float(_log_density(np.array(b), epsilon, dimension, curvature))
 
     def negative(b: float) -> float:
         return -log_density(b)
