@@ -88,10 +88,10 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
         clip: the bound, or None.
     """
     limit, _ = bounds_of(clip)
-    if clip is None or clip.stability is None:
-        return _factors(norms, limit)
-    factors = limit / (norms + clip.stability)
-    return _without_lost_digits(factors, norms)
+    stability = None
+    if clip is not None:
+        stability = clip.stability
+    return _factors(norms, limit, stability)
 
 
 def bounds_of(clip: Clip | None) -> tuple[float, float]:
@@ -106,16 +106,14 @@ def are_long(dimension: int) -> bool:
     return dimension >= _LONG
 
 
-def _factors(norms: Tensor, limit: float) -> Tensor:
-    # A row that was clipped before may exceed the limit by rounding. Without this slack a second
-    # clip would shrink it.
-    within = norms <= limit * (1 + 2.0**-30)
-    factors = (limit / norms.clamp(min=limit)).masked_fill_(within, 1.0)
-    return _without_lost_digits(factors, norms)
-
-
-def _without_lost_digits(factors: Tensor, norms: Tensor) -> Tensor:
-    """Returns factors with 0 for rows that are not finite, or so long that it would lose digits."""
+def _factors(norms: Tensor, limit: float, stability: float | None = None) -> Tensor:
+    if stability is not None:
+        factors = limit / (norms + stability)
+    else:
+        # A row that was clipped before may exceed the limit by rounding. Without this slack a
+        # second clip would shrink it.
+        within = norms <= limit * (1 + 2.0**-30)
+        factors = (limit / norms.clamp(min=limit)).masked_fill_(within, 1.0)
     # A NaN must not reach the sum: one client could otherwise erase the release for everybody.
     return factors.masked_fill_(~torch.isfinite(norms) | (factors < 2.0**-1022), 0.0)
 
