@@ -35,7 +35,7 @@ from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import RowTotal
 from ..privacy.mechanism import ClippedSum, Inner, Mechanism, MechanismAround, Message
-from ..privacy.mechanisms import mechanism_of
+from ..privacy.mechanism_choice import mechanism_of
 from ..privacy.noise.symmetric import smat
 from ..privacy.receipt import Receipt
 from ..privacy.release import Release

@@ -19,7 +19,7 @@ from .._rounding import rounded_up
 from ..errors import BudgetExhausted, PrivacyError
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.activations import Activations
-from ..privacy.reporting import privacy_report
+from ..privacy.channel_report import privacy_report
 from ..privacy.rounds import Rounds
 from .claim import event_of, weighted
 from .findings import Finding, exact, skipped, too_large

@@ -23,8 +23,8 @@ from ..algorithms.base import State
 from ..data import FederatedDataset
 from ..errors import PrivacyError, TrainingError
 from ..privacy import Activations, BoundSampler, NoiseSource, Rounds, SeededSource
+from ..privacy.channel_report import privacy_report, signal_to_noise
 from ..privacy.records import GRADIENT
-from ..privacy.reporting import privacy_report, signal_to_noise
 from ..schedules import Block
 from ..trainer.channel_setup import open_run
 from ..trainer.engine import Engine

@@ -24,11 +24,11 @@ from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
 from ..privacy import LocalSteps, Receipt, RecordPrivacy, Rounds
 from ..privacy.asked import BoundAsked
+from ..privacy.channel_report import privacy_report
 from ..privacy.dp_sgd import local_receipt
 from ..privacy.ledger import Ledger
 from ..privacy.record_calibration import most_participations
 from ..privacy.report import SIMULATED
-from ..privacy.reporting import privacy_report
 from ..privacy.row_noise import row_facts
 from ..privacy.samplers import BoundSampler
 from ..schedules import BoundBuffered

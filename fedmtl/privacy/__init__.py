@@ -14,6 +14,7 @@ from .activations import Activations
 from .adaptive import CountBelowNorm
 from .aggregation import SecureAggregation
 from .channel import Channel
+from .channel_report import privacy_report, signal_to_noise
 from .channel_setup import open_channel
 from .clip import Clip, clip_rows, clipped_sum
 from .cost import PrivacyCost
@@ -28,10 +29,15 @@ from .receipt import BlockReceipt, LocalReceipt, Receipt
 from .records import Gradients
 from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
-from .reporting import privacy_report, signal_to_noise
 from .rounds import Rounds
+from .sampler_settings import (
+    CyclicCohorts,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    Sampler,
+)
 from .samplers import BoundSampler
-from .sampling import CyclicCohorts, FixedCohort, FullParticipation, PoissonSampling, Sampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 __all__ = [

@@ -169,8 +169,7 @@ def _opened_at_ranks(setup: _ChannelSetup, path: Path | None) -> Rounds | Activa
         ledger = first[0].accountant.ledger
         if ledger is None:
             return {}
-        header: dict[str, Json] = json.loads(json.dumps(ledger.header))
-        return header
+        return dict(json.loads(json.dumps(ledger.header)))
 
     header = setup.ranks.share(open_first)
     if setup.ranks.first:
@@ -367,9 +366,9 @@ def _check_rounds(
 
 def _stored_noise(path: Path | None, resume: bool) -> StoredNoise:
     """Returns the noise of the run that is resumed."""
-    if not resume or path is None:
-        return StoredNoise()
-    return StoredNoise(read_header(path) or {})
+    if resume and path is not None:
+        return StoredNoise(read_header(path) or {})
+    return StoredNoise()
 
 
 def _sources(

@@ -18,7 +18,7 @@ from ..ranks import Ranks
 from .adaptive import AdaptiveClip, CountBelowNorm
 from .clip import RowTotal
 from .mechanism import ClippedSum, Inner, Mechanism, MechanismAround, Message
-from .mechanisms import mechanism_of
+from .mechanism_choice import mechanism_of
 from .receipt import Receipt
 from .release import Release
 from .rounds import Rounds

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from .clip import RowTotal
 from .mechanism import ClippedSum, Mechanism, Message, check_rows
-from .mechanisms import mechanism_of
+from .mechanism_choice import mechanism_of
 from .noise.grid import GridValue
 from .quantile import QuantileClip
 from .receipt import Receipt

@@ -23,7 +23,7 @@ from .channel import Channel
 from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum
 from .dp_sgd import LocalSteps, local_receipt
 from .mechanism import Mechanism, Message, check_rows
-from .mechanisms import mechanism_of
+from .mechanism_choice import mechanism_of
 from .noise.banded import Bands
 from .noise.grid import GridValue
 from .noise.sources import NoiseSource

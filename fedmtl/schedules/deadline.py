@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .._check import Checked, Positive, positive
 from ..errors import ConfigError
+from ..privacy.sampler_settings import PoissonSampling, Sampler
 from ..privacy.samplers import BoundSampler
-from ..privacy.sampling import PoissonSampling, Sampler
 from .clocks import Latencies, entries_of
 from .latency import RandomLatency, TraceLatency
 

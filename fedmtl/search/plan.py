@@ -32,10 +32,10 @@ from ..privacy import (
 )
 from ..privacy.accounting.selection import most_repetitions
 from ..privacy.binding import step_cost
+from ..privacy.channel_report import privacy_report, signal_to_noise
 from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.laws import LAWS
-from ..privacy.reporting import privacy_report, signal_to_noise
 from ..trainer.channel_setup import open_run
 from ..trainer.fingerprint import describe, fingerprint
 from ..trainer.trainer import Trainer

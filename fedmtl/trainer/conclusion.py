@@ -13,7 +13,7 @@ from ..algorithms.base import State
 from ..algorithms.finetune import Personalization
 from ..models.networks import NamedFactory
 from ..privacy import Activations, Rounds
-from ..privacy.reporting import privacy_report
+from ..privacy.channel_report import privacy_report
 from ..schedules import BoundSchedule
 from .aggregates import numbers_of
 from .coding import Coding

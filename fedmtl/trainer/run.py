@@ -11,7 +11,7 @@ from ..algorithms.base import State
 from ..algorithms.problem import Tally
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy import Activations, Rounds
-from ..privacy.reporting import signal_to_noise
+from ..privacy.channel_report import signal_to_noise
 from ..schedules import BoundBuffered
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint

@@ -15,8 +15,8 @@ from fedmtl.contrib.average import average_numbers, vote
 from fedmtl.data import Domain, FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import Rounds, clipped_sum, open_channel
+from fedmtl.privacy.channel_report import signal_to_noise
 from fedmtl.privacy.clip import sum_width
-from fedmtl.privacy.reporting import signal_to_noise
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_average import INTERCEPTS, RIDGES, ridge, rows
 from tests.helpers import ragged_classification

@@ -25,7 +25,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.binding import bind_releases
-from fedmtl.privacy.mechanisms import mechanism_of
+from fedmtl.privacy.mechanism_choice import mechanism_of
 from fedmtl.privacy.noise.banded import Bands
 from fedmtl.privacy.noise.grid import IndependentNoise
 from fedmtl.privacy.ranked import RankedCount, RankedSum

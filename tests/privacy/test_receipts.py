@@ -26,7 +26,7 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.adaptive import CountBelowNorm
 from fedmtl.privacy.clip import Clip, RowTotal, sum_width
-from fedmtl.privacy.mechanisms import mechanism_of
+from fedmtl.privacy.mechanism_choice import mechanism_of
 from fedmtl.privacy.row_noise import RowNoise
 from tests.privacy import activations
 from tests.privacy.test_records import DIMENSION, EMPTY, NOISED, begin, door
