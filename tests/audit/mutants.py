@@ -612,7 +612,7 @@ def _count_of_the_update(original, self, purpose, step, size):
     return original(self, purpose, step, size)
 
 
-_silent_count = edit(CountBelowNorm.fraction, "noised(total, *noise)", "total")
+_silent_count = edit(CountBelowNorm.fraction, "noised(total, *noise.at(step))", "total")
 
 
 # The channel: scales, silence, and what is released without noise
@@ -1920,7 +1920,7 @@ MUTANTS = [
     ),
     Mutant(
         "automatic clipping by half of the norm",
-        edit(clip.clip_factors, "norms + clip.stability", "0.5 * norms + clip.stability"),
+        edit(clip._factors, "norms + stability", "0.5 * norms + stability"),
         SENSITIVITY,
         ("records, automatic clipping",),
     ),
