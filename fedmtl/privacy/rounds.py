@@ -245,7 +245,7 @@ class Rounds(Channel):
         value = mechanism(rows, clients, receipt)
         if self._adaptive is not None:
             count = self._count(self._adaptive, mechanism.release)
-            # What the server has: with noise on the rows, nobody counts those without.
+            # The rows as the server has them: with noise on them, nobody counts those without.
             self._adaptive.follow(mechanism.release, count(rows, clients, receipt))
         return value
 
