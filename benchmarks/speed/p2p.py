@@ -152,8 +152,8 @@ def main() -> None:
 
         sides = {
             "NumPy loop": loop,
-            "one run": lambda: run(made.data, graph, 20_000, 250, clock=clock)[1],
-            "100 runs": lambda: run(made.data, graph, 1_000, 20, 100, clock=clock)[1],
+            "one run": lambda: run(made, graph, 20_000, 250, clock=clock)[1],
+            "100 runs": lambda: run(made, graph, 1_000, 20, 100, clock=clock)[1],
         }
         speeds: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(given.repeats + 1):  # one of warm-up

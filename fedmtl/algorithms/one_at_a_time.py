@@ -147,17 +147,17 @@ class OneAtATime(LinearAlgorithm):
         clients = np.maximum(acting, 0)
         places = np.arange(block.replicates) * problem.clients + clients
         every_run = bool((acting >= 0).all())
-        for step, (client, place) in enumerate(zip(clients, places, strict=True)):
-            own = {name: each.take(place, 0) for name, each in rows.items()}
+        for step, (client, place) in enumerate(zip(clients, _selected(places), strict=True)):
+            own = {name: each[place] for name, each in rows.items()}
             point = self.query_point(constants, server, own)
             answered = channel.answering
             # a client that acts in several runs computes its gradients once, at all their points
             sent = [
-                self.gradients(*records[each], point.take(its_runs, 0))
+                self.gradients(*records[each], _points_of(its_runs, point))
                 for each, its_runs in channel.acting
             ]
             gradient = channel.release(sent)
-            answer = Answer(client, point, gradient, answered, channel.noise_std().numpy())
+            answer = Answer(client, point, gradient, answered, channel.latest_std)
             new_server, new_own = self.server_update(constants, server, own, answer)
             if every_run:
                 for name, new in new_server.items():
@@ -169,7 +169,7 @@ class OneAtATime(LinearAlgorithm):
             for name, new in new_server.items():
                 server[name][runs] = new[runs]
             for name, new in new_own.items():
-                rows[name][place[runs]] = new[runs]
+                rows[name][places[step, runs]] = new[runs]
         return state
 
 
@@ -178,11 +178,31 @@ def _joined(array: Array) -> Array:
     return array.reshape(-1, *array.shape[2:])
 
 
+def _selected(places: Array) -> Sequence[slice] | Array:
+    """Returns the selection of the rows (R,) of each activation: (S, R) -> S of them.
+
+    A slice of the only row is taken and written faster than a list of one place.
+    """
+    if places.shape[1] > 1:
+        return places
+    return [slice(place, place + 1) for place in places[:, 0].tolist()]
+
+
+def _points_of(runs: Array, points: Array) -> Array:
+    """Returns the points (k, D) of k runs in ascending order, among those of all, (R, D)."""
+    if len(runs) == len(points):
+        return points
+    return points.take(runs, 0)
+
+
 def row_of(array: Array, client: Array) -> Array:
     """Returns the row of a client: (n, D) and int64 () -> (D,), also of R runs."""
     if not client.ndim:
         row: Array = array[client]
         return row
+    if len(client) == 1:
+        only: Array = array[:, client[0]]
+        return only
     each: Array = array[np.arange(len(client)), client]
     return each
 
@@ -190,7 +210,9 @@ def row_of(array: Array, client: Array) -> Array:
 def with_row(array: Array, client: Array, row: Array) -> Array:
     """Returns a copy of (n, D) with another row (D,) of a client, also of R runs."""
     copy = array.copy()
-    if client.ndim:
+    if client.ndim and len(client) == 1:
+        copy[:, client[0]] = row
+    elif client.ndim:
         copy[np.arange(len(client)), client] = row
     else:
         copy[client] = row

@@ -255,10 +255,20 @@ class Activations(Channel):
         Raises:
             PrivacyError: nothing has been released.
         """
+        return torch.from_numpy(self.latest_std)
+
+    @property
+    def latest_std(self) -> np.ndarray:
+        """Returns the same as an array.
+
+        Raises:
+            PrivacyError: nothing has been released in this block.
+        """
         window = self._window
         if window is None or not window.receipt.spent:
             raise PrivacyError("No activation has been released, so its noise is not known.")
-        return torch.from_numpy(window.noise_std[window.receipt.spent - 1])
+        std: np.ndarray = window.noise_std[window.receipt.spent - 1]
+        return std
 
     # Sums and noise
 

@@ -241,7 +241,7 @@ class BlockReceipt:
         Raises:
             PrivacyError: none is left.
         """
-        if not self.left:
+        if self.spent >= len(self.clients):
             raise PrivacyError(
                 "No activation has begun that was not released, so nothing is "
                 "charged for another one."

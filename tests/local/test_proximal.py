@@ -176,3 +176,10 @@ def test_several_matrices_are_as_exact_as_one(shape, ratio):
         assert float(torch.linalg.matrix_norm(p - exact)) <= 1e-9 * float(
             torch.linalg.matrix_norm(x)
         )
+
+
+def test_a_sum_that_overflows_is_no_number_that_is_not_finite():
+    x = torch.zeros(1, 2, 3, dtype=torch.float64)
+    x[0, 0, 0] = x[0, 1, 1] = 1.5e308
+    assert torch.isinf(x.sum())
+    torch.testing.assert_close(prox_nuclear(x, 1.0), x)

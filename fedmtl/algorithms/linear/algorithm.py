@@ -11,7 +11,15 @@ from ..._check import Positive
 from ...data.transforms import RowBound
 from ...errors import ConfigError
 from ..base import Algorithm, Problem
-from .data import TWO_CLASS_LOSSES, LinearData, LinearLoss, check_classes, prepared, probe_linear
+from .data import (
+    TWO_CLASS_LOSSES,
+    LinearData,
+    LinearLoss,
+    check_classes,
+    loss_of,
+    prepared,
+    probe_linear,
+)
 
 if TYPE_CHECKING:
     from ...data import Domain, FederatedDataset
@@ -56,7 +64,7 @@ class LinearAlgorithm(Algorithm):
     @property
     def linear_loss(self) -> LinearLoss:
         """Returns the loss of a record."""
-        return LinearLoss(self.loss)  # type: ignore[arg-type]
+        return loss_of(self.loss)  # type: ignore[arg-type]
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Self:
         """Fills in the ``"auto"`` bounds by those that the data state: numbers or None.

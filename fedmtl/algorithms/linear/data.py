@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -81,7 +81,12 @@ class LinearLoss(Checked):
             return margins
         if self.name == "hinge":
             return np.where(margins * y < 1, -y, 0.0)
-        return -y * torch.sigmoid(torch.from_numpy(margins * -y)).numpy()
+        opposite = -y
+        margins *= opposite
+        # in place, as the tensor has the memory of the array
+        torch.from_numpy(margins).sigmoid_()
+        margins *= opposite
+        return margins
 
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Returns the loss of every record: theta (k, p), x (n, p), y (n,) -> (k, n)."""
@@ -111,6 +116,12 @@ class LinearLoss(Checked):
                     f"{name}: a target of client {client} is {float(wrong[0]):g}; loss "
                     f"{self.name!r} takes two classes: labels 0 and 1, or targets -1 and +1."
                 )
+
+
+@cache
+def loss_of(name: LossName | Literal["half_squared"]) -> LinearLoss:
+    """Returns the loss of a name, made once: its check takes as long as the factors of a client."""
+    return LinearLoss(name)
 
 
 def check_classes(data: FederatedDataset, name: str = "the method") -> None:

@@ -364,11 +364,10 @@ class PeerToPeer(OneAtATime):
         network = constants
         agent = answer.client
         theta = own["theta"]
-        alpha = network.alpha[agent, None]
-        pull = self.mu * network.confidence[agent, None]
-        gradient = answer.gradient + 2 * network.ridge[agent, None] * theta  # of L_i, with eta_i
+        alpha, rest, pull, ridge = (each.take(agent, 0) for each in network.step_columns)
+        gradient = answer.gradient + ridge * theta  # of L_i, with eta_i
         means = network.means(server["theta"], agent)
-        moved = (1 - alpha) * theta + alpha * (means - pull * gradient)  # (4), (6)
+        moved = rest * theta + alpha * (means - pull * gradient)  # (4), (6)
         return {"sent": server["sent"] + network.graph.degrees[agent]}, {"theta": moved}
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

@@ -61,6 +61,14 @@ class Network:
         """Returns alpha = 1 / (1 + mu c_i L_i^loc) of equation (4)."""
         return 1.0 / (1.0 + self.mu * self.confidence * self.curvature)
 
+    @cached_property
+    def step_columns(self) -> tuple[Array, Array, Array, Array]:
+        """Returns alpha, 1 - alpha, mu c_i and 2 lambda_i of equation (4), (n, 1) each: NumPy takes
+        the rows of an agent from them faster than it adds an axis."""
+        numbers = (self.alpha, 1 - self.alpha, self.mu * self.confidence, 2 * self.ridge)
+        alpha, rest, pull, ridge = (each[:, None] for each in numbers)
+        return alpha, rest, pull, ridge
+
     @property
     def convexity(self) -> float:
         """Returns sigma, the bound mu min_i D_ii c_i 2 lambda_i of the paper."""
