@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedmtl import ClientPrivacy, FedAvg, LocalSGD, PoissonSampling, RecordPrivacy, models
+from fedmtl import (
+    ClientPrivacy,
+    Execution,
+    FedAvg,
+    FullParticipation,
+    LocalSGD,
+    PoissonSampling,
+    RecordPrivacy,
+    models,
+)
 from tests import small
 from tests.helpers import ragged_classification
 from tests.methods import NETWORKS
@@ -65,6 +74,19 @@ def test_the_host_waits_twice_in_a_round(case):
     # for the number of models that diverged in each training, and for the sum
     each = 2 + (case in TWICE)
     assert waits(**CASES[case], rounds=3) - waits(**CASES[case], rounds=1) <= 2 * each
+
+
+def test_pieces_of_a_cohort_are_joined_without_a_wait(monkeypatch):
+    monkeypatch.setattr("fedmtl.algorithms.problem._PIECE_BYTES", 1)
+    monkeypatch.setattr(Execution, "resolve", lambda self, *given: Execution(4, 1))
+    # in each round for the models of each of two pieces that diverged, and for the sum
+    everyone = FullParticipation()
+    assert waits(schedule=everyone, rounds=3) - waits(schedule=everyone, rounds=1) == 2 * 3
+
+
+def test_a_sum_without_a_clip_makes_the_host_wait_once_more():
+    more = {"privacy": RecordPrivacy(clip_norm=1.0, epsilon=8.0), "schedule": FullParticipation()}
+    assert waits(**more, rounds=3) - waits(**more, rounds=1) == 2 * 3
 
 
 @pytest.mark.parametrize(
