@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor on a device; a copy from the host does not wait for the GPU.
 
     Args:
@@ -15,8 +15,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from fedmtl._devices import sent
-        >>> sent(torch.arange(3), torch.device("cpu")).tolist()
+        >>> from fedmtl._devices import on_device
+        >>> on_device(torch.arange(3), torch.device("cpu")).tolist()
         [0, 1, 2]
     """
     # From pageable memory CUDA returns when it has read the numbers, so that the source may change.

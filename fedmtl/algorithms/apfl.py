@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from .._check import Share
-from .._devices import sent
+from .._devices import on_device
 from ..local import Mixture
 from .base import Problem
 from .cohort import Cohort, Own
@@ -96,7 +96,7 @@ class APFL(SharedModel):
         weights = self._weights(c)
         new = c.new
         if len(new):
-            place = sent(new, models.device)
+            place = on_device(new, models.device)
             mixture = Mixture(models[place], weights[place], self.adaptive)
             # nothing of it is sent, so records need no noise
             private = replace(c.part(new), problem=replace(c.problem, protects_records=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from ..errors import ConfigError, PrivacyError
 from ..local import LocalSGD, LocalSolver, LocalTraining, Mixture
 from ..local.clients import Piece, idle, put_rows, train_on_batches, train_on_records
@@ -141,7 +141,7 @@ class Cohort:
         Args:
             places: int64 (j,) on the host, places among the k clients.
         """
-        own = {name: rows[sent(places, rows.device)] for name, rows in self.own.items()}
+        own = {name: rows[on_device(places, rows.device)] for name, rows in self.own.items()}
         starts = self.starts
         if starts is not None:
             starts = starts[places]
@@ -214,7 +214,7 @@ class Cohort:
         """
         if not len(first):
             return self.own["model"]
-        return self.own["model"].index_copy(0, sent(self.new, first.device), first)
+        return self.own["model"].index_copy(0, on_device(self.new, first.device), first)
 
     # Local training
 

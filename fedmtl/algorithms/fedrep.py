@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from ..errors import ConfigError
 from ..local import LocalSolver, check_names
 from ..privacy import BoundSampler, ReleasePlan
@@ -166,7 +166,7 @@ class FedRep(SharedModel):
         new = c.new
         models = self._models(c, shared)
         if len(new) and not bool(shared.all()):
-            place = sent(new, models.device)
+            place = on_device(new, models.device)
             models[place] = self._train_head(c.part(new), models[place], shared)
         return models
 
@@ -188,7 +188,7 @@ def _numbers(chosen: Tensor, like: Tensor) -> Tensor:
         chosen: bool (D,), on the host.
         like: a tensor on the device.
     """
-    return sent(chosen.nonzero()[:, 0], like.device)
+    return on_device(chosen.nonzero()[:, 0], like.device)
 
 
 @dataclass(frozen=True, kw_only=True)

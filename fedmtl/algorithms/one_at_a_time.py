@@ -2,15 +2,15 @@
 
 An activation of a client is three pure functions and a release between them:
 
-    point    = query_point(server, own)        the parameters at which the client answers
-    rows     = gradients(x, y, point)          gradients of its records there, which stay with it
-    gradient = (sum_j clip(rows_j) + noise) / n_i                            by the channel
-    server, own = server_update(server, own, answer)                         from the release alone
+    point        = query_point(server, rows)      the parameters at which the client answers
+    factors      = gradient_factors(x, y, point)  of its records' gradients, which stay with it
+    gradient     = (sum_j clip(factor_j x_j) + noise) / n_i                        by the channel
+    server, rows = server_update(server, rows, answer)                   from the release alone
 
-``server`` is the public state, and ``own`` has the acting client's rows of its tensors with one row
-for each client (:attr:`OneAtATime.by_client`). The functions are written for one run. Their arrays
-may have a leading axis of R runs, as those of NumPy's functions may, and :meth:`OneAtATime.step`
-computes several runs in this way.
+``server`` is the public state, and ``rows`` are the acting client's rows of its tensors with one
+row for each client (:attr:`OneAtATime.by_client`): public, too. The functions are written for one
+run. :meth:`OneAtATime.step` computes R runs at once: it calls them with a leading axis R in every
+array, which NumPy's functions take.
 """
 
 from __future__ import annotations
@@ -92,19 +92,20 @@ class OneAtATime(LinearAlgorithm):
         return None
 
     @abstractmethod
-    def query_point(self, constants: Any, server: Arrays, own: Arrays) -> Array:
+    def query_point(self, constants: Any, server: Arrays, rows: Arrays) -> Array:
         """Returns the point (D,) at which a client computes its gradient.
 
         Args:
             constants: see :meth:`constants`.
             server: the public state.
-            own: the client's rows of :attr:`by_client`.
+            rows: the client's rows of the tensors of :attr:`by_client`.
         """
 
-    def gradients(self, x: Array, y: Array, points: Array) -> Gradients:
+    def gradient_factors(self, x: Array, y: Array, points: Array) -> Gradients:
         """Returns the gradients of a client's records at k points (k, D), one of each run.
 
-        They are factors of its rows, see :mod:`fedmtl.privacy.records`.
+        The gradient of a linear model at a record is a factor times its features, and the factor is
+        returned; see :mod:`fedmtl.privacy.records`.
 
         Args:
             x: (n_i, D), the features of its records.
@@ -115,14 +116,14 @@ class OneAtATime(LinearAlgorithm):
 
     @abstractmethod
     def server_update(
-        self, constants: Any, server: Arrays, own: Arrays, answer: Answer
+        self, constants: Any, server: Arrays, rows: Arrays, answer: Answer
     ) -> tuple[Arrays, Arrays]:
         """Returns the public tensors that an answer changes, by name: post-processing of a release.
 
         Args:
             constants: see :meth:`constants`.
             server: the public state.
-            own: the client's rows of :attr:`by_client`.
+            rows: the client's rows of the tensors of :attr:`by_client`.
             answer: of the client.
 
         Returns:
@@ -141,35 +142,35 @@ class OneAtATime(LinearAlgorithm):
         server = {name: tensor.numpy() for name, tensor in state.public.items()}
         # Rows are replaced where they stand: a new tensor of all clients at every activation would
         # take as long as there are clients.
-        rows = {name: _joined(server[name]) for name in self.by_client}
+        of_clients = {name: _joined(server[name]) for name in self.by_client}
         acting = np.ascontiguousarray(block.client.T.numpy())  # (S, R), -1 for no client
         # A run without an acting client computes for client 0, and nothing of it is kept.
         clients = np.maximum(acting, 0)
         places = np.arange(block.replicates) * problem.clients + clients
         every_run = bool((acting >= 0).all())
         for step, (client, place) in enumerate(zip(clients, _selected(places), strict=True)):
-            own = {name: each[place] for name, each in rows.items()}
-            point = self.query_point(constants, server, own)
+            rows = {name: each[place] for name, each in of_clients.items()}
+            point = self.query_point(constants, server, rows)
             answered = channel.answering
             # a client that acts in several runs computes its gradients once, at all their points
-            sent = [
-                self.gradients(*records[each], _points_of(its_runs, point))
+            factors = [
+                self.gradient_factors(*records[each], _points_of(its_runs, point))
                 for each, its_runs in channel.acting
             ]
-            gradient = channel.release(sent)
+            gradient = channel.release(factors)
             answer = Answer(client, point, gradient, answered, channel.latest_std)
-            new_server, new_own = self.server_update(constants, server, own, answer)
+            new_server, new_rows = self.server_update(constants, server, rows, answer)
             if every_run:
                 for name, new in new_server.items():
                     server[name][...] = new
-                for name, new in new_own.items():
-                    rows[name][place] = new
+                for name, new in new_rows.items():
+                    of_clients[name][place] = new
                 continue
             runs = np.flatnonzero(acting[step] >= 0)
             for name, new in new_server.items():
                 server[name][runs] = new[runs]
-            for name, new in new_own.items():
-                rows[name][places[step, runs]] = new[runs]
+            for name, new in new_rows.items():
+                of_clients[name][places[step, runs]] = new[runs]
         return state
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from .._check import NonNegative
-from .._devices import sent
+from .._devices import on_device
 from ..errors import ConfigError
 from ..local import LocalSGD
 from .cohort import Cohort, Own
@@ -93,7 +93,7 @@ class PPSGD(SharedModel):
         models = c.shared + c.own["model"]
         new = c.new
         if len(new) and self.ratio > 0.0:
-            place = sent(new, models.device)
+            place = on_device(new, models.device)
             moved = self._moved(c.part(new), models[place])
             models[place] += self.ratio / (1.0 + self.ratio) * moved
         return models

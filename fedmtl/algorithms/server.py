@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._check import Checked, Positive, one_of
-from .._devices import sent
+from .._devices import on_device
 from ..errors import ConfigError
 
 _PREFIX = "server_optimizer."
@@ -137,7 +137,7 @@ class ServerOptimizer(Checked):
         """
         parameter = public[name].clone().requires_grad_()
         # the optimizer descends, so the gradient is the negative update
-        parameter.grad = -sent(update, parameter.device).to(parameter.dtype)
+        parameter.grad = -on_device(update, parameter.device).to(parameter.dtype)
         optimizer = self._built(parameter)
         state = {}
         for key, value in public.items():
@@ -185,5 +185,5 @@ def apply_update(
         return optimizer.step(public, name, lr * update)
     model = public[name]
     # added in float64, the precision of the release
-    moved = model.to(torch.float64) + lr * sent(update, model.device)
+    moved = model.to(torch.float64) + lr * on_device(update, model.device)
     return {**public, name: moved.to(model.dtype)}

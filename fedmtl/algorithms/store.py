@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from .._files import append_bytes
 from ..errors import ConfigError, ResumeError
 
@@ -114,18 +114,18 @@ class ClientStore:
         held = self._rows[name]
         in_memory = line >= self._length
         if bool(in_memory.all()):
-            return held[sent(line - self._length, held.device)]
+            return held[on_device(line - self._length, held.device)]
         rows = held.new_zeros(len(line), *held.shape[1:])
-        place = sent(in_memory.nonzero()[:, 0], held.device)
-        rows[place] = held[sent(line[in_memory] - self._length, held.device)]
+        place = on_device(in_memory.nonzero()[:, 0], held.device)
+        rows[place] = held[on_device(line[in_memory] - self._length, held.device)]
         first = 0
         for records in self._saved:
             here = ((first <= line) & (line < first + len(records))).nonzero()[:, 0]
             # the bytes of the rows are those of the file, whatever the dtype
             read = torch.empty(len(here), math.prod(held.shape[1:]), dtype=held.dtype)
             read.view(torch.uint8).numpy()[:] = records["row"][name][(line[here] - first).numpy()]
-            values = sent(read.reshape(len(here), *held.shape[1:]), rows.device)
-            rows[sent(here, rows.device)] = values
+            values = on_device(read.reshape(len(here), *held.shape[1:]), rows.device)
+            rows[on_device(here, rows.device)] = values
             first += len(records)
         return rows
 
@@ -197,9 +197,9 @@ class ClientStore:
         place = self._line[ids].long() - self._length
         for name, values in rows.items():
             if not bool(here.all()):
-                values = values[sent(here.nonzero()[:, 0], values.device)]
+                values = values[on_device(here.nonzero()[:, 0], values.device)]
             held = self._rows[name]
-            held[sent(place, held.device)] = values.detach().to(held)
+            held[on_device(place, held.device)] = values.detach().to(held)
 
     def _take(self, rows: Mapping[str, Tensor]) -> None:
         """Replaces the rows of all clients of this process, (m, *shape) by field.

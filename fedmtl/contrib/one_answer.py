@@ -107,21 +107,21 @@ class OneAnswer(CentralLearner):
         }
         return State(public, problem.client_store({}))
 
-    def query_point(self, constants: None, server: Arrays, own: Arrays) -> Array:
+    def query_point(self, constants: None, server: Arrays, rows: Arrays) -> Array:
         """Returns theta_0, (p,), for every owner."""
-        runs = len(own["answers"])
+        runs = len(rows["answers"])
         return np.broadcast_to(server["theta_0"], (runs, len(server["theta_0"])))
 
     def server_update(
-        self, constants: None, server: Arrays, own: Arrays, answer: Answer
+        self, constants: None, server: Arrays, rows: Arrays, answer: Answer
     ) -> tuple[Arrays, Arrays]:
         """Adds an owner's answer to its others; the learner solves for the model in the end."""
-        new_own = {
-            "sums": own["sums"] + answer.gradient,
-            "variances": own["variances"] + answer.noise_std**2,
-            "answers": own["answers"] + 1,
+        new_rows = {
+            "sums": rows["sums"] + answer.gradient,
+            "variances": rows["variances"] + answer.noise_std**2,
+            "answers": rows["answers"] + 1,
         }
-        return {}, new_own
+        return {}, new_rows
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Takes all answers of the block, and solves once."""
@@ -197,7 +197,7 @@ class PublicStart(OneAnswer):
         freedom = n / max(n - p, 1)
         eye = torch.eye(p, dtype=torch.float64)
         # the covariance of the model by the public rows: H^-1 S H^-1 / n_0
-        factors = self.linear_loss.scale(theta[None], x, y)[0]
+        factors = self.linear_loss.factors_of(theta[None], x, y)[0]
         bend = torch.full_like(factors, 2.0)  # the second derivatives of the squared loss
         if self.loss == "logistic":
             bend = factors.abs() * (1 - factors.abs())
@@ -295,7 +295,7 @@ class Moments(OneAnswer):
         """Returns zeros (p,): the moments do not depend on the point."""
         return torch.zeros(self.data(problem).dimension, dtype=torch.float64)
 
-    def gradients(self, x: Array, y: Array, points: Array) -> Gradients:
+    def gradient_factors(self, x: Array, y: Array, points: Array) -> Gradients:
         """Returns the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, at any point.
 
         The release clips them.

@@ -179,7 +179,7 @@ class PeerAveraging(PeerToPeer):
         return state
 
     def server_update(
-        self, constants: Network, server: Arrays, own: Arrays, answer: Answer
+        self, constants: Network, server: Arrays, rows: Arrays, answer: Answer
     ) -> tuple[Arrays, Arrays]:
         """Takes the step of :class:`PeerToPeer`.
 
@@ -188,16 +188,16 @@ class PeerAveraging(PeerToPeer):
         """
         answered = answer.answered
         h_theta = constants.smoothness * answer.point
-        b = own["intercept"]
-        k = own["answers_so_far"] + answered
+        b = rows["intercept"]
+        k = rows["answers_so_far"] + answered
         # b_i is the running mean of the k releases
         share = np.where(answered, 1.0 / np.maximum(k, 1), 0.0)[..., None]
         b = b + share * (answer.gradient - h_theta - b)
         silent = np.where(k[..., None] > 0, h_theta + b, 0.0)
         gradient = np.where(answered[..., None], answer.gradient, silent)
         moved = answer._replace(gradient=gradient)
-        new_server, new_own = super().server_update(constants, server, own, moved)
-        return new_server, {**new_own, "intercept": b, "answers_so_far": k}
+        new_server, new_rows = super().server_update(constants, server, rows, moved)
+        return new_server, {**new_rows, "intercept": b, "answers_so_far": k}
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns the models of ``clients`` after their last step, (R, k, D) float64."""

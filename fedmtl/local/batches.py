@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from ..random import derive_key, keyed_bits
 from .stacking import batch_widths
 
@@ -100,7 +100,7 @@ class BatchPlan:
         longest = int(steps.max(initial=0))
         weights = self.weights[:longest].to(dtype)
         if device is not None:
-            weights = sent(weights, device)
+            weights = on_device(weights, device)
         # Clients that finish at each step, and the last one that is left before it: for all steps
         # at once, since a step of a small stack takes no longer than a search.
         order = np.argsort(steps, kind="stable")

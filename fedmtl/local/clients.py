@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from .batches import BatchPlan, plan_batches
 from .executor import Executor
 from .optimizers import rows_of
@@ -251,4 +251,4 @@ def put_rows(models: Tensor, place: Tensor, rows: Tensor) -> None:
     if int(place[-1]) - first + 1 == len(place) and bool((place.diff() == 1).all()):
         models[first : first + len(place)] = rows
     else:
-        models.index_copy_(0, sent(place, models.device), rows)
+        models.index_copy_(0, on_device(place, models.device), rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from .optimizers import Descent
 from .products import descend
 from .solver import LocalSolver
@@ -55,7 +55,7 @@ class MixtureSteps:
     ) -> None:
         self._all = mixture
         self._rows = rows
-        self._place = sent(place, mixture.models.device)
+        self._place = on_device(place, mixture.models.device)
         self._models = mixture.models[self._place]
         self._weights = mixture.weights[self._place]
         # Momentum and other state of v are its own, and start anew as those of w do.
@@ -100,7 +100,7 @@ class MixtureSteps:
     def write(self, done: Tensor) -> None:
         """Writes v and alpha of the clients ``done``, int64 numbers in the stack, to the
         mixture."""
-        done = sent(done, self._place.device)
+        done = on_device(done, self._place.device)
         place = self._place[done]
         self._all.models[place] = self._models[done]
         self._all.weights[place] = self._weights[done]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from .._devices import sent
+from .._devices import on_device
 from .convolutions import ConvolutionalNetwork
 from .dropout import KeyedDropout
 from .layout import Layout
@@ -110,7 +110,7 @@ class StackedModule:
             self._allocate(self.rows, count)
         rows = self.rows[:count]
         if start.dim() == 2 and place is not None:
-            torch.index_select(start, 0, sent(place, start.device), out=rows)
+            torch.index_select(start, 0, on_device(place, start.device), out=rows)
         else:
             rows.copy_(start.expand(count, -1))
         return rows

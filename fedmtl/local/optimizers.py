@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from ..errors import ConfigError
 from .precision import Precision
 
@@ -203,6 +203,6 @@ def rows_of(value: Any, select: Any) -> Any:
         return value.of(select)
     if isinstance(value, Tensor) and value.dim() == 2:
         if isinstance(select, Tensor):
-            select = sent(select, value.device)
+            select = on_device(select, value.device)
         return value[select]
     return value

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from .._devices import sent
+from .._devices import on_device
 from ..errors import ConfigError
 from .losses import Loss, example_losses
 from .module import StackedModule
@@ -123,8 +123,8 @@ def example_gradients(
     if dropout is None:  # nothing reads them
         none = torch.zeros(x.shape[:2], dtype=torch.int64)
         dropout = DropoutKeys(torch.zeros(len(x), 3, dtype=torch.int64), none)
-    address = sent(dropout.address, x.device)
-    values = (x, y, sent(dropout.position, x.device))
+    address = on_device(dropout.address, x.device)
+    values = (x, y, on_device(dropout.position, x.device))
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.bool)
     mask = mask.cpu()
@@ -196,8 +196,8 @@ def _by_piece(
         real = present[copy_of, block]
         # Pieces that fill up are copies of the first one, and count for nothing.
         real[len(pieces) :] = False
-        place = sent(copy_of, device)
-        column = sent(block, device)
+        place = on_device(copy_of, device)
+        column = on_device(block, device)
         # Pieces of one copy read the same row of parameters.
         parameters = _rows_of(stack, place, copy_of)
         chosen = real.flatten().nonzero()[:, 0]
@@ -205,8 +205,8 @@ def _by_piece(
         # The clip adds up by client, so each gradient carries the number of its copy.
         owner = copy_of.repeat_interleave(PIECE)[chosen]
         if len(chosen) < len(rows):
-            rows = rows[sent(chosen, rows.device)]
-        yield rows, sent(owner, device)
+            rows = rows[on_device(chosen, rows.device)]
+        yield rows, on_device(owner, device)
 
 
 def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._devices import sent
+from .._devices import on_device
 from ..privacy.clip import are_long
 from .batches import BatchPlan
 from .losses import Loss, Pull, example_losses
@@ -128,7 +128,7 @@ class PrivateStep:
             total.index_add_(0, owner, part)
         descend(
             target,
-            total.div_(sent(self.counts.clamp(min=1), target.device)[:, None]),
+            total.div_(on_device(self.counts.clamp(min=1), target.device)[:, None]),
             keep=keep,
             rate=rate,
         )
@@ -267,7 +267,7 @@ class LocalTraining:
             address: Tensor | None = None
             if stack.has_dropout:
                 # masks are drawn on the device, by the address of the copy
-                address = sent(address_of(plan.keys[:active], self.round, number), like.device)
+                address = on_device(address_of(plan.keys[:active], self.round, number), like.device)
             pull: Pull | None = None
             if towards is not None:
                 pull = self._pull(stack, towards[:active], x)
@@ -293,7 +293,7 @@ class LocalTraining:
         """Returns the coordinates that stay, int64; None if all are moving."""
         if self.moving is None or bool(self.moving.all()):
             return None
-        return sent((~self.moving).nonzero()[:, 0], rows.device)
+        return on_device((~self.moving).nonzero()[:, 0], rows.device)
 
     def _pull(self, stack: StackedModule, anchors: Tensor, x: Tensor) -> Pull:
         assert self.divergence is not None
@@ -358,7 +358,7 @@ def _finished(place: Tensor, rows: Tensor, done: Tensor) -> Trained:
         for number in done.tolist():
             yield place[number : number + 1], rows[number : number + 1]
     else:
-        yield place[done], rows[sent(done, rows.device)]
+        yield place[done], rows[on_device(done, rows.device)]
 
 
 def _corrected(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from ..errors import PrivacyError
 from .gradients import GradientPlan
 from .noise.grid import GridValue, noised
@@ -128,7 +128,7 @@ class LocalSteps:
             PrivacyError: as for :meth:`release`.
         """
         means = self.release(clients, chunks)
-        return means * sent(self._expected(clients), means.device)
+        return means * on_device(self._expected(clients), means.device)
 
     def grid_sums(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Clips the gradients of the next local step of every client and adds up those of each, in
@@ -205,7 +205,7 @@ class LocalSteps:
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
         """Returns noised means of sums (A, D) of ``clients`` in their ``steps``."""
         expected = self._expected(clients)
-        divisors = sent(expected, total.device)
+        divisors = on_device(expected, total.device)
         if self._records.costs is None:
             return total / divisors
         addresses = self._addresses(clients, steps)
@@ -214,7 +214,7 @@ class LocalSteps:
         noise, widths = self._records.noise(*each, device=total.device)
         width = None
         if widths is not None:
-            width = sent(widths, total.device)
+            width = on_device(widths, total.device)
         value = noised(total, noise[:, 0], width) / divisors
         if widths is not None and len(clients):
             self._records.on_grid[GRADIENT] = GridValue(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from ..errors import ConfigError
 from .clip import MARGIN, Clip, sum_width
 from .costs import PrivacyCosts
@@ -331,7 +331,7 @@ class Records:
             # A simulation: the host would take longer for the numbers than a GPU for the step.
             rows = numbers[:, 0], keys[:, 0], size, device
             noise = gaussian_rows(self.law, source, _NOISE, *rows)
-            return (noise * sent(scales, device))[:, None], None
+            return (noise * on_device(scales, device))[:, None], None
         of = self.law, self.sources, _NOISE, numbers, keys, size
         noise, widths = client_noise(*of, sensitivity=scales, bound=self.bound)
-        return sent(noise, device), widths
+        return on_device(noise, device), widths

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from ..errors import ConfigError
 from .clip import Clip, block_rows, clip_factors, clip_rows, rows_and_norms
 from .noise.symmetric import svec
@@ -73,7 +73,7 @@ def clipped_segment_sums(
         totals = onto
     grid = None
     if width is not None:
-        grid = sent(width, rows.device)[:, None]
+        grid = on_device(width, rows.device)[:, None]
     # exact: the width is a power of two
     if grid is not None:
         totals = totals.div_(grid)

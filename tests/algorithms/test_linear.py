@@ -105,7 +105,7 @@ def test_scales_are_the_derivatives_of_the_values(name: str) -> None:
     for k in range(3):
         for j in range(6):
             (gradient,) = torch.autograd.grad(values[k, j], theta, retain_graph=True)
-            scale = loss.scale(theta.detach(), x, y)
+            scale = loss.factors_of(theta.detach(), x, y)
             assert torch.allclose(gradient[k], scale[k, j] * x[j], rtol=1e-10, atol=1e-14)
 
 
@@ -113,7 +113,7 @@ def test_logistic_losses_do_not_overflow() -> None:
     loss, one = LinearLoss("logistic"), torch.ones(1, 1, dtype=torch.float64)
     big = torch.tensor([[-1e4], [1e4]], dtype=torch.float64)
     assert loss.value(big, one, one[0]).flatten().tolist() == [1e4, 0.0]
-    assert loss.scale(big, one, one[0]).flatten().tolist() == [-1.0, 0.0]
+    assert loss.factors_of(big, one, one[0]).flatten().tolist() == [-1.0, 0.0]
 
 
 def test_records_inside_the_domain_stay_and_bad_ones_count_as_nothing() -> None:

@@ -107,7 +107,7 @@ class _Client:
         point = algorithm.query_point(algorithm.constants(self.problem), server, own)
         x, y = algorithm.data(self.problem).arrays[int(client[0])]
         gradient = channel.release(
-            [algorithm.gradients(x, y, point[runs]) for _, runs in channel.acting]
+            [algorithm.gradient_factors(x, y, point[runs]) for _, runs in channel.acting]
         )
         return Answer(client, point, gradient, answered, channel.noise_std().numpy())
 

@@ -131,7 +131,7 @@ def models_noise(
     clients = torch.cat([OPENING, OPENING.flip(1), OPENING], 1).expand(runs, -1)
     state, _ = run(algorithm, problem, clients, privacy)
     exact = [model_of("squared", x, y, privacy.clip_norm) for x, y in arrays(problem)]
-    return state.public["own"].numpy() - np.array(exact)
+    return state.public["warm_models"].numpy() - np.array(exact)
 
 
 def expected_norms(epsilon: float, share: float, clip: float) -> np.ndarray:
@@ -231,7 +231,7 @@ def test_all_start_at_the_fixed_point_of_the_supplement() -> None:
     problem, algorithm = replace(problem, data=without), method()
     clients = torch.cat([OPENING, torch.full((1, 2), -1)], 1).repeat(2, 1)
     state, _ = run(algorithm, problem, clients, PURE, pieces=4)
-    own, weights = state.public["own"].numpy(), algorithm.graph.weights.toarray()
+    own, weights = state.public["warm_models"].numpy(), algorithm.graph.weights.toarray()
     assert not own[:, 3].any()
     pull = MU * np.array([7, 12, 3, 0, 5, 8])[:, None] / 12
     for run_own, start in zip(own, state.public["theta"].numpy(), strict=True):
@@ -247,7 +247,7 @@ def test_all_start_at_the_fixed_point_of_the_supplement() -> None:
 
 def test_nobody_moves_before_all_have_released_their_models() -> None:
     state, _ = run(method(), agents(), OPENING[:, : N - 1])
-    assert state.public["own"][0, : N - 1].any(1).all()
+    assert state.public["warm_models"][0, : N - 1].any(1).all()
     assert not state.public["theta"].any()
 
 

@@ -134,7 +134,7 @@ def objective(data, p, q, algorithm):
 
 def check_public(state, r, expected, atol=1e-9):
     p, s, own, returned = expected
-    for name, value in (("shared", p), ("stale", s), ("returned", returned), ("own", own)):
+    for name, value in (("shared", p), ("stale", s), ("returned", returned), ("q", own)):
         if name in state.public:
             found = state.public[name][r].T
             assert torch.allclose(found, torch.from_numpy(value), rtol=1e-7, atol=atol), name
@@ -179,7 +179,7 @@ def test_paper_runs_are_algorithm_1(loss: str) -> None:
         args = {"clip": 0.3, "inner": inner[:, r], "query": query, "start": start}
         expected = slow(algorithm, data, clients[r], outer[:, r], 0.5, **args)
         check_public(state, r, expected, atol=1e-6)
-        own = state.private.gather("own", torch.arange(TASKS))[:, r].T
+        own = state.private.gather("q", torch.arange(TASKS))[:, r].T
         assert torch.allclose(own, torch.from_numpy(expected[2]), atol=1e-6)
     assert set(state.public) == {"shared", "stale", "returned", "acted"}, "q_t is private here"
 
@@ -251,7 +251,7 @@ def test_the_refinement_meets_the_optimality_conditions(loss: str, own_penalty: 
         D,
     )
     plain = replace(algorithm, refine=False, refine_tau=None).personalize(problem, state, ids)
-    assert torch.equal(plain, (before["shared"] + before["own"])[0, ids])
+    assert torch.equal(plain, (before["shared"] + before["q"])[0, ids])
 
 
 # Privacy
@@ -290,7 +290,7 @@ def test_the_published_state_moves_further_than_the_published_sensitivity() -> N
             state, _ = run(
                 algorithm, problem, torch.zeros((1, steps), dtype=torch.int64), replay=silence
             )
-            ends.append(state.private.gather("own", torch.tensor([0]))[0, 0])
+            ends.append(state.private.gather("q", torch.tensor([0]))[0, 0])
         moved[steps] = float((ends[0] - ends[1]).norm())
         assert moved[steps] <= lemma * (1 - (1 - a1 * tau) ** steps) / (a1 * tau) * (1 + 1e-12)
     assert moved[1] <= lemma

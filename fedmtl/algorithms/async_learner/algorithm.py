@@ -162,13 +162,13 @@ class AsyncLearner(CentralLearner):
             half=np.array(0.5),
         )
 
-    def query_point(self, constants: StepSizes, server: Arrays, own: Arrays) -> Array:
+    def query_point(self, constants: StepSizes, server: Arrays, rows: Arrays) -> Array:
         """Returns tbar, the mean of the central model and the owner's, (p,)."""
-        tbar: Array = (server["theta_l"] + own["theta"]) * constants.half  # (6)
+        tbar: Array = (server["theta_l"] + rows["theta"]) * constants.half  # (6)
         return tbar
 
     def server_update(
-        self, constants: StepSizes, server: Arrays, own: Arrays, answer: Answer
+        self, constants: StepSizes, server: Arrays, rows: Arrays, answer: Answer
     ) -> tuple[Arrays, Arrays]:
         """Moves the owner's model along its answer, and the central one to the regularizer's
         minimum."""

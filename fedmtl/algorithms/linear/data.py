@@ -57,7 +57,7 @@ class LinearLoss(Checked):
 
     name: LossName | Literal["half_squared"]
 
-    def scale(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def factors_of(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Returns the factors s of the gradients s_j x_j of the records j, on the CPU.
 
         Args:

@@ -68,7 +68,7 @@ class TaskStack:
             return torch.from_numpy(w.numpy() @ gram.numpy() - cross.numpy()[:, None, :])
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         for i, (x, y) in enumerate(zip(self.data.x, self.data.y, strict=True)):
-            out[i] = self.linear.scale(w[i], x, y) @ x / len(x)
+            out[i] = self.linear.factors_of(w[i], x, y) @ x / len(x)
         return out
 
     def value(self, w: Tensor) -> Tensor:

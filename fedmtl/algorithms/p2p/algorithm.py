@@ -293,12 +293,12 @@ class PeerToPeer(OneAtATime):
 
         The public state: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the number of vectors of
         D numbers sent so far, k of them for a broadcast to k neighbours; and with a warm start
-        ``own`` (R, n, D), the agents' released models.
+        ``warm_models`` (R, n, D), the agents' released models.
         """
         theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
         if self.warm_start is not None:
-            public["own"] = torch.zeros_like(theta)
+            public["warm_models"] = torch.zeros_like(theta)
         return State(public, problem.client_store({}))
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
@@ -337,14 +337,16 @@ class PeerToPeer(OneAtATime):
             values = torch.from_numpy(channel.release(answers))
             for run, agent in enumerate(clients):
                 if agent >= 0 and network.counts[agent]:
-                    public["own"][run, agent] = values[run] / (-2 * float(network.ridge[agent]))
+                    public["warm_models"][run, agent] = values[run] / (
+                        -2 * float(network.ridge[agent])
+                    )
                     public["sent"][run] += int(network.graph.degrees[agent])
 
     def _start(self, problem: Problem, public: Public) -> None:
         """Starts all models at the fixed point of the released ones, see
         :func:`.warm_start.spread`."""
         network = self.network(problem)
-        own = public["own"].transpose(0, 1)  # (n, R, D)
+        own = public["warm_models"].transpose(0, 1)  # (n, R, D)
         local = own.reshape(len(own), -1).numpy()
         start = spread(network, local, network.counts > 0).reshape(own.shape)
         public["theta"].copy_(torch.from_numpy(start).transpose(0, 1))
@@ -353,17 +355,17 @@ class PeerToPeer(OneAtATime):
         """Returns the network, see :meth:`network`."""
         return self.network(problem)
 
-    def query_point(self, constants: Network, server: Arrays, own: Arrays) -> Array:
+    def query_point(self, constants: Network, server: Arrays, rows: Arrays) -> Array:
         """Returns the agent's own model, (D,)."""
-        return own["theta"]
+        return rows["theta"]
 
     def server_update(
-        self, constants: Network, server: Arrays, own: Arrays, answer: Answer
+        self, constants: Network, server: Arrays, rows: Arrays, answer: Answer
     ) -> tuple[Arrays, Arrays]:
         """Takes the agent's step from its neighbours' broadcasts, and broadcasts its model."""
         network = constants
         agent = answer.client
-        theta = own["theta"]
+        theta = rows["theta"]
         alpha, rest, pull, ridge = (each.take(agent, 0) for each in network.step_columns)
         gradient = answer.gradient + ridge * theta  # of L_i, with eta_i
         means = network.means(server["theta"], agent)

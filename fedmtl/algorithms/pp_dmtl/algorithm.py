@@ -20,7 +20,7 @@ The paper moves q_t before it takes the gradient (line 10 before 12), adds z1 to
 gradient (lines 11, 12), and starts q_t at the single-task fit. Here G_t is taken at the q_t of
 before, without z1, and q_t starts at 0. Personal models take the last P.
 
-In the state ``shared`` is P, ``stale`` is S, ``own`` has the q_t, and ``returned`` the columns p_t
+In the state ``shared`` is P, ``stale`` is S, ``q`` has the q_t, and ``returned`` the columns p_t
 that the tasks got last. Tensors hold a task in a row, so they are the transposes of the paper's
 matrices: column t of P is row t here. The clip, the division by n_t and the noise z are those of
 the channel (:mod:`fedmtl.privacy.activations`).
@@ -141,7 +141,7 @@ class PPDMTL(OneAtATime):
     refine_tau: Positive | None = None
     batch_rate: Rate = 1.0
 
-    by_client: ClassVar[tuple[str, ...]] = ("returned", "own")
+    by_client: ClassVar[tuple[str, ...]] = ("returned", "q")
     name = "pp_dmtl"
     title = "PP-DMTL"
     colour = "#3f51b5"
@@ -158,14 +158,14 @@ class PPDMTL(OneAtATime):
         """Starts at P = S = Q = 0; no data are read.
 
         The public state, (R, T, p) float64 of R replicates, one row for each task: ``shared`` P,
-        ``stale`` S, ``returned`` the column that each task got last, ``own`` Q.
+        ``stale`` S, ``returned`` the column that each task got last, ``q`` Q.
 
         Raises:
             ConfigError: a step size beyond the stable ones.
         """
         self.step_size(problem)
         shape = (replicates, problem.clients, problem.dimension)
-        names = ("shared", "stale", "returned", "own")
+        names = ("shared", "stale", "returned", "q")
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
         return State(public, problem.client_store({}))
 
@@ -173,20 +173,21 @@ class PPDMTL(OneAtATime):
         """Returns a2, the step size of P."""
         return self.step_size(problem)
 
-    def query_point(self, constants: float, server: Arrays, own: Arrays) -> Array:
+    def query_point(self, constants: float, server: Arrays, rows: Arrays) -> Array:
         """Returns p_t + q_t, (p,): the point of the gradient of Algorithm 1, line 12, but before
         the step of q_t and without z1."""
-        point: Array = own["returned"] + own["own"]
+        point: Array = rows["returned"] + rows["q"]
         return point
 
     def server_update(
-        self, constants: float, server: Arrays, own: Arrays, answer: Answer
+        self, constants: float, server: Arrays, rows: Arrays, answer: Answer
     ) -> tuple[Arrays, Arrays]:
         """Moves the task's q_t along its noised gradient G_t, and the server's P along S."""
-        new_server, new_own = self.proximal_step(constants, server, answer)
-        if self.a1 > 0:
-            new_own["own"] = self.own_step(own["own"], answer.gradient)
-        return new_server, new_own
+        new_rows = {}
+        if self.a1 > 0:  # with a1 = 0, the default, q_t is fitted once, after training
+            new_rows["q"] = self.own_step(rows["q"], answer.gradient)
+        new_server, returned = self.proximal_step(constants, server, answer)
+        return new_server, new_rows | {"returned": returned}
 
     def own_step(self, q: Array, gradient: Array) -> Array:
         """Returns the own part of a task after a step along a gradient.
@@ -208,7 +209,7 @@ class PPDMTL(OneAtATime):
 
     def proximal_step(
         self, a2: float, server: Arrays, answer: Answer
-    ) -> tuple[dict[str, Array], dict[str, Array]]:
+    ) -> tuple[dict[str, Array], Array]:
         """Takes the three steps of the server on the gradient G_t of a task.
 
         Args:
@@ -224,7 +225,7 @@ class PPDMTL(OneAtATime):
         moved = torch.from_numpy(server["shared"] - a2 * stale)
         shared = prox(moved, a2 * self.lam).numpy()  # 2nd step
         returned = row_of(shared, answer.client)  # 3rd step: p_t goes back
-        return {"shared": shared, "stale": stale}, {"returned": returned}
+        return {"shared": shared, "stale": stale}, returned
 
     def curvature(self, problem: Problem) -> float:
         """Returns L, a bound on the curvature of every task's loss: ``smoothness``, or that of the
@@ -318,7 +319,7 @@ class PPDMTL(OneAtATime):
 
     def _own(self, state: State) -> Tensor:
         """Returns Q (R, T, p)."""
-        return state.public["own"]
+        return state.public["q"]
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Returns P and Q, one row for each task, (T, p) float64, with W = P + Q the models.

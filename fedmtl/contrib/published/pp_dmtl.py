@@ -78,15 +78,15 @@ class PublishedPPDMTL(PPDMTL):
         These are private, (T, R, p) float64. ``acted``, int64 (R, T), counts activations.
         """
         public = super().init(problem, replicates).public
-        public.pop("own")
+        public.pop("q")
         public["acted"] = torch.zeros(replicates, problem.clients, dtype=torch.int64)
         size = (replicates, problem.dimension)
-        store = problem.client_store({"own": (size, torch.float64)})
+        store = problem.client_store({"q": (size, torch.float64)})
         data = self.data(problem)
         zero = torch.zeros(problem.dimension, dtype=torch.float64)
         for task, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
             own = fit_own(self.linear_loss, x, y, zero, self.tau, self.own_penalty)
-            store.scatter("own", torch.tensor([task]), own.expand(1, *size))
+            store.scatter("q", torch.tensor([task]), own.expand(1, *size))
         return State(public, store)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
@@ -101,10 +101,10 @@ class PublishedPPDMTL(PPDMTL):
                 runs = torch.nonzero(tasks == task)[:, 0]
                 x = data.x[task]
                 y = data.y[task]
-                row = state.private.gather("own", torch.tensor([task]))
+                row = state.private.gather("q", torch.tensor([task]))
                 p = public["returned"][runs, task]
                 q = row[0, runs]
-                factors = self.linear_loss.scale(p + q, x, y)
+                factors = self.linear_loss.factors_of(p + q, x, y)
                 drawn = channel.members(task, runs.numpy())
                 if drawn is not None:
                     factors = factors * torch.from_numpy(drawn)
@@ -112,10 +112,10 @@ class PublishedPPDMTL(PPDMTL):
                 stepped = self.own_step(q.numpy(), gradient.numpy())  # line 10
                 row[0, runs] = torch.from_numpy(stepped)
                 points[runs] += p + row[0, runs]
-                state.private.scatter("own", torch.tensor([task]), row)
+                state.private.scatter("q", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
             sent = [
-                self.gradients(*data.arrays[task], points.numpy()[runs])
+                self.gradient_factors(*data.arrays[task], points.numpy()[runs])
                 for task, runs in channel.acting
             ]
             released = channel.release(sent)  # lines 12 and 13
@@ -127,11 +127,11 @@ class PublishedPPDMTL(PPDMTL):
                 answered=acting,
                 noise_std=np.zeros(len(tasks)),  # the server of this method reads none
             )
-            new_server, new_own = self.proximal_step(a2, server, answer)
+            new_server, new_row = self.proximal_step(a2, server, answer)
             runs = torch.from_numpy(np.flatnonzero(acting))
             for name, new in new_server.items():
                 public[name][runs] = torch.from_numpy(new)[runs]
-            returned = torch.from_numpy(new_own["returned"])
+            returned = torch.from_numpy(new_row)
             public["returned"][runs, tasks[runs]] = returned[runs]
         return state
 
@@ -159,7 +159,7 @@ class PublishedPPDMTL(PPDMTL):
         return self.a1 * (torch.from_numpy(drawn[0]) * scale[:, None])
 
     def _own(self, state: State) -> Tensor:
-        return state.private.gather("own", torch.arange(state.private.clients)).transpose(0, 1)
+        return state.private.gather("q", torch.arange(state.private.clients)).transpose(0, 1)
 
 
 def claimed_epsilon(multiplier: float, rate: float) -> float:

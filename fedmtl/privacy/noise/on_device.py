@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..._devices import sent
+from ..._devices import on_device
 from ...random import philox
 from .laws import GaussianNoise, NoiseLaw
 from .sources import NoiseSource, SeededSource, check_uses
@@ -94,8 +94,8 @@ def tails_on(
     """
     check_uses(uses.numpy())
     place = torch.arange(-(-size // 2), device=device)
-    use = sent(uses, device)[:, None]
-    client = sent(keys, device)[:, None]
+    use = on_device(uses, device)[:, None]
+    client = on_device(keys, device)[:, None]
     key = int(source.key(purpose))
     words = philox(key, place[None], use, client & _MASK, client >> 32 & _MASK)
     # int64 has the bits of the unsigned words; their order is that of the host's.
