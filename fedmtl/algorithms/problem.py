@@ -44,7 +44,7 @@ class Problem:
         initial: (D,), the public starting point.
         loss: one value per example.
         executor: computes chunks of clients.
-        rounds: planned number of events.
+        rounds: planned number of rounds, or of activations.
         seed: of the run.
         protects_records: True if the protected unit is one record; gradients of local training are
             released then.
@@ -103,7 +103,7 @@ class Problem:
             owner = ranks.owners(self.data.train.counts)
         return replace(self, ranks=ranks, owner=owner)
 
-    def own(self, clients: Tensor) -> Tensor:
+    def places_here(self, clients: Tensor) -> Tensor:
         """Returns the places of the clients that this process computes.
 
         Args:
@@ -119,7 +119,7 @@ class Problem:
     @cached_property
     def mine(self) -> Problem:
         """Returns the problem of this rank's clients alone, as that of a single process."""
-        members = self.own(torch.arange(self.clients))
+        members = self.places_here(torch.arange(self.clients))
         return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
     def pieces(
@@ -168,7 +168,7 @@ class Problem:
         """
         if self.owner is None:
             return work(clients)
-        place = self.own(clients)
+        place = self.places_here(clients)
         return self.ranks.join(work(clients[place]), place, len(clients))
 
     @property

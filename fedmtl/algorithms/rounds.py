@@ -258,7 +258,7 @@ class RoundAlgorithm(Algorithm):
         ascending = block.ascending()  # as the store's rows
         mine = Cohort(
             problem=problem,
-            ids=ascending.cohort[problem.own(ascending.cohort)],
+            ids=ascending.cohort[problem.places_here(ascending.cohort)],
             public=state.public,
             round=block.first,
             clips=channel.clips,
@@ -266,6 +266,7 @@ class RoundAlgorithm(Algorithm):
             members=block.cohort,
         )
         messages = Messages(channel)
+        # one start, the present public state, unless the schedule is Buffered
         for start in self._starts(mine, ascending, state):
             for ids, c in self._pieces(start.cohort, store):
                 rows, own = self._computed(c)
@@ -274,7 +275,7 @@ class RoundAlgorithm(Algorithm):
                 del rows, own, c  # frees their memory before the next piece
         # private up to here; the server computes from releases alone
         sent = messages.by_release(mine.ids)
-        state.public = self.conclude(problem, state.public, sent, ascending, channel)
+        state.public = self.release_and_update(problem, state.public, sent, ascending, channel)
         # clients of a method that needs the new public state in the same round
         if type(self).receive is not RoundAlgorithm.receive:
             for ids, c in self._pieces(replace(mine, public=state.public), store):
@@ -323,7 +324,7 @@ class RoundAlgorithm(Algorithm):
             mine = replace(mine, problem=problem.mine, ids=torch.arange(len(ids)))
         yield ids, replace(mine, own=store.gather_all(ids))
 
-    def conclude(
+    def release_and_update(
         self,
         problem: Problem,
         public: Public,
@@ -347,7 +348,7 @@ class RoundAlgorithm(Algorithm):
         Returns:
             The new public state, by name.
         """
-        clients = block.cohort[problem.own(block.cohort)]
+        clients = block.cohort[problem.places_here(block.cohort)]
         values = {}
         for name, message in rows.items():
             values[name] = channel.release(name, message, clients)

@@ -59,7 +59,7 @@ def starts(
     """
     if len(mine.ids) == 0:
         return [Start(mine)]  # of a rank without a client in this round
-    places = mine.problem.own(block.cohort)
+    places = mine.problem.places_here(block.cohort)
     versions = asked.versions[places]
     weights = asked.weights[places]
     used = versions.unique()

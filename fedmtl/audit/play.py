@@ -23,7 +23,7 @@ from ..privacy.records import Gradients
 from ..privacy.rounds import Rounds
 from .claim import GRADIENTS
 from .recording import RecordedRounds
-from .samples import Released, Sample, coordinates, decorrelated
+from .samples import ReleasedValue, Sample, coordinates, decorrelated
 from .setup import ACTIVATIONS, MOST_ELEMENTS, Setup
 from .statistics import seeds
 
@@ -214,17 +214,17 @@ def _sums(
                 )
                 if plan.name == setup.rows:
                     made[names[0]].releases.extend(
-                        Released(row, claim, k, step, no_member) for row, k in hidden
+                        ReleasedValue(row, claim, k, step, no_member) for row, k in hidden
                     )
                 continue
             claim = setup.claims.of(plan.name, use=use)
             claim = replace(claim, bound=claim.bound * growth[plan.name])
-            made[plan.name].releases.append(Released(value, claim, -1, step, drawn))
+            made[plan.name].releases.append(ReleasedValue(value, claim, -1, step, drawn))
             if setup.adaptive is not None:
                 name = f"{plan.name}/count"
                 count = float(beside[f"{plan.name}/count"])
                 made[name].releases.append(
-                    Released(np.array([count]), setup.claims.of(name), -1, step, drawn)
+                    ReleasedValue(np.array([count]), setup.claims.of(name), -1, step, drawn)
                 )
                 growth[plan.name] *= math.exp(
                     -setup.adaptive.lr * (count + 0.5 - setup.adaptive.quantile)
@@ -252,7 +252,9 @@ def _local_steps(
             for k, noised, at, there in zip(acting.tolist(), value, used, mask, strict=True):
                 drawn = np.sort(at[there].numpy())
                 use = step * int(total[k]) + count
-                made.releases.append(Released(noised, setup.claims.of(GRADIENTS, k), k, use, drawn))
+                made.releases.append(
+                    ReleasedValue(noised, setup.claims.of(GRADIENTS, k), k, use, drawn)
+                )
     return made
 
 
@@ -284,7 +286,9 @@ def _activations(
             value = activation(setup, channel, block, sent)
             if uses[client] < channel.caps[client] and at + place >= start:
                 claim = setup.claims.of(GRADIENTS, client, int(uses[client]))
-                made.releases.append(Released(value[-1], claim, client, int(uses[client]), drawn))
+                made.releases.append(
+                    ReleasedValue(value[-1], claim, client, int(uses[client]), drawn)
+                )
             uses[client] += 1
         at = at + len(acting)
         block = block + 1

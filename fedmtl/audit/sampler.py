@@ -24,7 +24,7 @@ from scipy import sparse, special
 from .claim import GRADIENTS
 from .findings import LEVEL, Finding, exact, low_p, skipped
 from .play import played, rounds, silence
-from .samples import MARKED, Released, Sample
+from .samples import MARKED, ReleasedValue, Sample
 from .setup import MOST_ELEMENTS, Setup
 from .statistics import auditor, extreme_p, from_binomial, normal_p, seeds, unrelated
 
@@ -300,7 +300,7 @@ def _released(setup: Setup, client: int, seed: int, spelled: np.ndarray, draws: 
     d = setup.records.dimension
     unit = setup.privacy.initial_norm * 2.0**-_RECORDS
     rows = torch.zeros(MARKED, d, dtype=torch.float64)
-    made: list[Released] = []
+    made: list[ReleasedValue] = []
     rows[torch.from_numpy(spelled), d // 2] = unit * 2.0 ** torch.arange(
         len(spelled), dtype=torch.float64
     )

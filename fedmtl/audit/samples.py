@@ -16,7 +16,7 @@ MARKED = 64  # clients or records whose part in a release is noted
 
 
 @dataclass(frozen=True, eq=False)
-class Released:
+class ReleasedValue:
     """One release.
 
     Attributes:
@@ -44,7 +44,7 @@ class Sample:
     """
 
     size: int
-    releases: list[Released] = field(default_factory=list)
+    releases: list[ReleasedValue] = field(default_factory=list)
 
     @property
     def values(self) -> np.ndarray:

@@ -73,9 +73,9 @@ def _is_of_new_clients(folder: Path) -> bool:
     result = folder / "private" / "result.json"
     if not result.is_file():
         return False
-    from ..trainer.personalize import Released
+    from ..trainer.personalize import ReleasedModel
 
-    return read_json(result).get("algorithm") == Released.name
+    return read_json(result).get("algorithm") == ReleasedModel.name
 
 
 def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:

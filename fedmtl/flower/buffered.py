@@ -252,7 +252,9 @@ class BufferedEngine(NodeEngine):
         )
         rows = self.stacked(self.inbox.take(clients.tolist()))
         rows = weighted(rows, asked.weights, channel.clips)
-        state.public = algorithm.conclude(plan.problem, state.public, rows, heard, channel)
+        state.public = algorithm.release_and_update(
+            plan.problem, state.public, rows, heard, channel
+        )
         state.private.scatter(COUNTED, clients, asked.versions + 1)
         self.inbox.save(state.private, clients.tolist())
         return state

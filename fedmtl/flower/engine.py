@@ -134,7 +134,9 @@ class NodeEngine(Engine):
         counted = cohort[list(sent)]
         rows = self.stacked(list(sent.values()))
         heard = replace(block, clients=counted[None, None])
-        state.public = algorithm.conclude(plan.problem, state.public, rows, heard, channel)
+        state.public = algorithm.release_and_update(
+            plan.problem, state.public, rows, heard, channel
+        )
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
         if type(algorithm).receive is not RoundAlgorithm.receive:
             self.nodes.ask(RECEIVE, self.contents(plan, channel, state, step, counted))

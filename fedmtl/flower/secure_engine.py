@@ -78,7 +78,9 @@ class SecureEngine(NodeEngine):
         clients = torch.tensor([place(name) for name in counted])
         heard = replace(block, clients=clients[None, None])
         rows = {self.secure.release.name: total}
-        state.public = algorithm.conclude(plan.problem, state.public, rows, heard, channel)
+        state.public = algorithm.release_and_update(
+            plan.problem, state.public, rows, heard, channel
+        )
         state.private.scatter(COUNTED, clients, torch.full((len(clients),), step + 1))
         if type(algorithm).receive is not RoundAlgorithm.receive:
             self.nodes.ask(RECEIVE, self.contents(plan, channel, state, step, clients))

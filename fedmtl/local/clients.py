@@ -31,7 +31,7 @@ _PLANNED = 1 << 24  # row numbers of 8 bytes that are planned at once
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class PlannedStacks:
     """Clients with batches of one width, in the order of their stacks.
 
     Attributes:
@@ -81,29 +81,29 @@ class Piece:
 
     Attributes:
         clients: int64 (k,), positions in the data.
-        block: has their stacks; None if they are not known before the training.
-        stacks: the places of their stacks in the block.
+        planned: has their stacks; None if they are not known before the training.
+        stacks: the places of their stacks in ``planned``.
     """
 
     clients: Tensor
-    block: Block | None = None
+    planned: PlannedStacks | None = None
     stacks: slice | None = None
 
     def trains(self, run: LocalTraining, clients: Tensor) -> bool:
-        """Returns True if the batches of the block are those of a training of ``clients``."""
-        block = self.block
-        if block is None or clients is not self.clients:
+        """Returns True if the planned batches are those of a training of ``clients``."""
+        planned = self.planned
+        if planned is None or clients is not self.clients:
             return False
-        return run.round == block.round and run.solver == block.solver
+        return run.round == planned.round and run.solver == planned.solver
 
     def train(self, run: LocalTraining, executor: Executor) -> Trained:
-        """Trains the clients on the batches of the block, see :func:`train_on_batches`."""
-        block = self.block
-        assert block is not None
+        """Trains the clients on the planned batches, see :func:`train_on_batches`."""
+        planned = self.planned
+        assert planned is not None
         assert self.stacks is not None
         # A filler reads the model of the real client before it.
-        place = (torch.cumsum(block.real[self.stacks], 0) - 1).clamp(min=0)
-        return _train_stacks(run, executor, block.stack, block.plan.part(self.stacks), place)
+        place = (torch.cumsum(planned.real[self.stacks], 0) - 1).clamp(min=0)
+        return _train_stacks(run, executor, planned.stack, planned.plan.part(self.stacks), place)
 
 
 def pieces_of(
@@ -130,13 +130,13 @@ def pieces_of(
         members: see :func:`train_on_batches`.
 
     Yields:
-        The pieces, of which those of one block share their plan.
+        The pieces, of which those of the same planned stacks share their plan.
     """
-    for block in _blocks(data, solver, executor, clients, seed, round, members):
-        whole = max(1, size // block.stack) * block.stack
-        for first in range(0, len(block.clients), whole):
+    for planned in _planned_stacks(data, solver, executor, clients, seed, round, members):
+        whole = max(1, size // planned.stack) * planned.stack
+        for first in range(0, len(planned.clients), whole):
             stacks = slice(first, first + whole)
-            yield Piece(block.clients[stacks][block.real[stacks]], block, stacks)
+            yield Piece(planned.clients[stacks][planned.real[stacks]], planned, stacks)
     still = clients[solver.step_counts(data.train.counts[clients]) == 0]
     if len(still):
         yield from map(Piece, still.split(size))
@@ -167,12 +167,14 @@ def train_on_batches(
         Places among ``clients`` and their models, as they finish. The model of a client without a
         local step is its start.
     """
-    for block in _blocks(run.data, run.solver, executor, clients, seed, run.round, members):
-        yield from _train_stacks(run, executor, block.stack, block.plan, block.order)
+    for planned in _planned_stacks(
+        run.data, run.solver, executor, clients, seed, run.round, members
+    ):
+        yield from _train_stacks(run, executor, planned.stack, planned.plan, planned.order)
     yield from idle(run, run.solver.step_counts(run.data.train.counts[clients]))
 
 
-def _blocks(
+def _planned_stacks(
     data: FederatedDataset,
     solver: LocalSolver,
     executor: Executor,
@@ -180,7 +182,7 @@ def _blocks(
     seed: int,
     round: int,
     members: Tensor | None,
-) -> Iterator[Block]:
+) -> Iterator[PlannedStacks]:
     """Yields the clients that make a local step, in blocks whose batches are planned at once."""
     counts = data.train.counts[clients]
     steps = solver.step_counts(counts)
@@ -193,7 +195,9 @@ def _blocks(
         planned = min(MOST_CLIENTS, _PLANNED // (int(steps[alike].max()) * width))
         size = max(1, planned // grain) * grain
         for some, used in zip(alike[order].split(size), real.split(size), strict=True):
-            yield Block(data, solver, seed, round, some, used, clients[some], width, grain, stack)
+            yield PlannedStacks(
+                data, solver, seed, round, some, used, clients[some], width, grain, stack
+            )
 
 
 def _train_stacks(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from .products import FUNCTIONS, Function, Perceptron, Views, descend, flat_parts, names_of
+from .products import FUNCTIONS, Function, Perceptron, Views, flat_parts, move_along, names_of
 from .toom import _POINTS, Toom
 
 if TYPE_CHECKING:
@@ -354,9 +354,9 @@ class ConvolutionalNetwork:
                 gradient = torch.mm(tape.columns, above.view(-1, stage.shape[0])).T.reshape(
                     stage.shape
                 )
-            descend(changed[stage.weight], gradient, keep=keep, rate=rate)
+            move_along(changed[stage.weight], gradient, keep=keep, rate=rate)
             if stage.bias is not None:
-                descend(changed[stage.bias], shifted.sum((0, 1, 2)), keep=keep, rate=rate)
+                move_along(changed[stage.bias], shifted.sum((0, 1, 2)), keep=keep, rate=rate)
 
 
 def _spread(signal: Tensor, wins: Tensor, dim: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._devices import on_device
 from .optimizers import Descent
-from .products import descend
+from .products import move_along
 from .solver import LocalSolver
 
 
@@ -90,7 +90,7 @@ class MixtureSteps:
         # The chain rule: the loss is taken at alpha v + (1 - alpha) w.
         g.mul_(weights[:, None])
         self._optimizer.step(
-            active, lambda target, keep, rate: descend(target, g, keep=keep, rate=rate)
+            active, lambda target, keep, rate: move_along(target, g, keep=keep, rate=rate)
         )
         if slopes is not None:
             # A client that has diverged keeps its weight.

@@ -82,7 +82,7 @@ class StackedOptimizer:
             descend: along the gradients of the losses at these rows.
         """
         if self.rule is None and not isinstance(self.lam, (Tensor, Precision)):
-            self._descend(active, descend, self.lam)
+            self._gradient_descent(active, descend, self.lam)
             return
         w = self.rows[:active]
         if self._gradients is None:
@@ -100,7 +100,7 @@ class StackedOptimizer:
         if anchor is not None and self.proximal:
             self._pull(w, lam, anchor)
 
-    def _descend(self, active: int, descend: Descent, lam: float) -> None:
+    def _gradient_descent(self, active: int, descend: Descent, lam: float) -> None:
         """Moves the rows by gradient descent with a pull of one strength.
 
         w <- a w - b gradient + c anchor takes one pass over the rows and one over the anchor: of

@@ -203,7 +203,7 @@ class Perceptron:
         return signal
 
 
-def descend(target: Tensor, gradient: Tensor, *, keep: float, rate: float) -> None:
+def move_along(target: Tensor, gradient: Tensor, *, keep: float, rate: float) -> None:
     """Sets ``target`` to ``keep * target - rate * gradient``; with ``keep`` 0 the old values are
     not read."""
     if keep:

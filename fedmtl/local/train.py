@@ -5,6 +5,13 @@ one gradient a record. Abadi et al.: "Deep Learning with Differential Privacy", 
 1); inside the silos of a federation, Liu, Hu, Wu, Smith: "On Privacy and Personalization in
 Cross-Silo Federated Learning", NeurIPS 2022. The message of a client after such a training is
 post-processing of these releases.
+
+A local step in the order of its calls:
+
+    LocalTraining.train         the loop over the steps that on_batches or on_records yields
+    StackedOptimizer.step       the optimizer, and the pull to an anchor (optimizers.py)
+    PlainStep.descend           the gradients of batches; of records: PrivateStep.descend
+    Perceptron.descend          backward through the layers, whose weights move (products.py)
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from .losses import Loss, Pull, example_losses
 from .mixture import Mixture, MixtureSteps
 from .optimizers import Descent, Strength, rows_of
 from .per_example import PIECE, DropoutKeys, example_gradients
-from .products import descend, output_gradient
+from .products import move_along, output_gradient
 from .solver import LocalSolver
 
 if TYPE_CHECKING:
@@ -92,7 +99,7 @@ class PlainStep:
             if self.pull is not None:
                 losses = losses + self.pull(outputs)
             gradients = stack.backward((losses * self.weight).sum(1))
-        descend(target, gradients, keep=keep, rate=rate)
+        move_along(target, gradients, keep=keep, rate=rate)
 
     descend_by_mean = descend
 
@@ -117,7 +124,7 @@ class PrivateStep:
 
     def descend(self, target: Tensor, keep: float, rate: float) -> None:
         """Moves ``target`` along the released sums of gradients."""
-        descend(target, self.release(self.gradients()).to(target), keep=keep, rate=rate)
+        move_along(target, self.release(self.gradients()).to(target), keep=keep, rate=rate)
 
     def descend_by_mean(self, target: Tensor, keep: float, rate: float) -> None:
         """Moves ``target`` along the mean gradients, not clipped and without noise: for models
@@ -126,7 +133,7 @@ class PrivateStep:
         total = torch.zeros_like(target)
         for part, owner in self.gradients():
             total.index_add_(0, owner, part)
-        descend(
+        move_along(
             target,
             total.div_(on_device(self.counts.clamp(min=1), target.device)[:, None]),
             keep=keep,
@@ -188,56 +195,6 @@ class LocalTraining:
     moving: Tensor | None = None
     mixture: Mixture | None = None
     correction: Tensor | None = None
-
-    def train(
-        self, stack: StackedModule, place: Tensor, steps: Iterator[PlainStep | PrivateStep]
-    ) -> Trained:
-        """Trains one stack of clients.
-
-        Args:
-            stack: computes all clients as one batch; its buffers are overwritten.
-            place: int64 (k,), on the host, the clients' positions among the n, in the order of
-                decreasing numbers of steps.
-            steps: :meth:`on_batches` or :meth:`on_records`.
-
-        Yields:
-            Clients that have finished: their positions among the n, int64 (d,), and their models
-            (d, D), which the next stack overwrites.
-        """
-        rows = stack.load(self.start, len(place), place=place)
-        lam = self.lam
-        if self.divergence is not None:  # the pull is then a part of the loss
-            lam = 0.0
-        # State such as momentum starts at zero in every participation: clients keep none of it.
-        optimizer = self.solver.optimizer(
-            rows, round=self.round, lam=rows_of(lam, place), anchor=rows_of(self.anchor, place)
-        )
-        beside: MixtureSteps | None = None
-        if self.mixture is not None:
-            beside = MixtureSteps(self.mixture, self.solver, self.round, rows, place)
-        frozen = self._frozen(rows)
-        still: Tensor | None = None
-        if frozen is not None:
-            still = rows[:, frozen].clone()
-        correction = rows_of(self.correction, place)
-        # Clients come in the order of decreasing numbers of steps, so that those with a step left
-        # lead.
-        for step in steps:
-            if beside is not None:
-                beside(step.active, step.descend_by_mean)
-            descent: Descent = step.descend
-            if correction is not None:
-                descent = partial(_corrected, descent, rows_of(correction, slice(step.active)))
-            optimizer.step(step.active, descent)
-            if frozen is not None and still is not None:
-                # An optimizer moves a coordinate without a gradient too, by its decay or its pull.
-                rows[: step.active, frozen] = still[: step.active]
-            if len(step.done):
-                if beside is not None:
-                    beside.write(step.done)
-                # These rows are overwritten by the next stack; a caller that keeps them copies
-                # them.
-                yield from _finished(place, rows, step.done)
 
     def on_batches(
         self, stack: StackedModule, plan: BatchPlan, place: Tensor
@@ -345,6 +302,56 @@ class LocalTraining:
             yield PrivateStep(
                 active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1)
             )
+
+    def train(
+        self, stack: StackedModule, place: Tensor, steps: Iterator[PlainStep | PrivateStep]
+    ) -> Trained:
+        """Trains one stack of clients.
+
+        Args:
+            stack: computes all clients as one batch; its buffers are overwritten.
+            place: int64 (k,), on the host, the clients' positions among the n, in the order of
+                decreasing numbers of steps.
+            steps: :meth:`on_batches` or :meth:`on_records`.
+
+        Yields:
+            Clients that have finished: their positions among the n, int64 (d,), and their models
+            (d, D), which the next stack overwrites.
+        """
+        rows = stack.load(self.start, len(place), place=place)
+        lam = self.lam
+        if self.divergence is not None:  # the pull is then a part of the loss
+            lam = 0.0
+        # State such as momentum starts at zero in every participation: clients keep none of it.
+        optimizer = self.solver.optimizer(
+            rows, round=self.round, lam=rows_of(lam, place), anchor=rows_of(self.anchor, place)
+        )
+        beside: MixtureSteps | None = None
+        if self.mixture is not None:
+            beside = MixtureSteps(self.mixture, self.solver, self.round, rows, place)
+        frozen = self._frozen(rows)
+        still: Tensor | None = None
+        if frozen is not None:
+            still = rows[:, frozen].clone()
+        correction = rows_of(self.correction, place)
+        # Clients come in the order of decreasing numbers of steps, so that those with a step left
+        # lead.
+        for step in steps:
+            if beside is not None:
+                beside(step.active, step.descend_by_mean)
+            descent: Descent = step.descend
+            if correction is not None:
+                descent = partial(_corrected, descent, rows_of(correction, slice(step.active)))
+            optimizer.step(step.active, descent)
+            if frozen is not None and still is not None:
+                # An optimizer moves a coordinate without a gradient too, by its decay or its pull.
+                rows[: step.active, frozen] = still[: step.active]
+            if len(step.done):
+                if beside is not None:
+                    beside.write(step.done)
+                # These rows are overwritten by the next stack; a caller that keeps them copies
+                # them.
+                yield from _finished(place, rows, step.done)
 
 
 def _finished(place: Tensor, rows: Tensor, done: Tensor) -> Trained:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .convolutions import Convolution, ConvolutionalNetwork, Tape
-from .products import Views, descend
+from .products import Views, move_along
 
 # numbers in the windows of one convolution: 4 GiB of float32
 _LARGEST = 1 << 30
@@ -188,10 +188,10 @@ class UnfoldedNetwork:
             # (groups, h w C, O) -> (groups, O, C, h, w)
             gradient = gradient.view(groups, height, width, inputs, outputs)
             gradient = gradient.permute(0, 4, 3, 1, 2)
-            descend(changed[stage.weight], gradient, keep=keep, rate=rate)
+            move_along(changed[stage.weight], gradient, keep=keep, rate=rate)
             if stage.bias is not None:
                 bias = shifted.view(groups, -1, outputs).sum(1)
-                descend(changed[stage.bias], bias, keep=keep, rate=rate)
+                move_along(changed[stage.bias], bias, keep=keep, rate=rate)
             if number:
                 images = above.view(copies, batch, -1, wide, outputs)
                 below = _input_gradient(stage, tape.filters, images)

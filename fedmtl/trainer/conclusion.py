@@ -105,13 +105,13 @@ def conclude(
     return Result(
         algorithm=algorithm.name,
         privacy=replace(report, **engine.facts),
-        history=evaluations.rows,
+        history=evaluations.history,
         personal=personal,
         parts=parts,
         shared=algorithm.shared(state),
         ids=problem.data.ids,
         scores=scores or {"personal": {"loss": {}, metric: {}}},
-        final=evaluations.rows[-1],
+        final=evaluations.history[-1],
         stopped=stopped,
         metric=metric,
         data_name=problem.data.name,
@@ -126,7 +126,9 @@ def conclude(
         step=plan.step_name,
         evaluated=evaluated.data.ids if len(plan.clients) < problem.clients else None,
         coding=Coding.of(problem.data, problem.loss, algorithm.loss),
-        **{**plan.facts, "terms": terms_of(settings), "records": records},
+        **plan.facts,
+        terms=terms_of(settings),
+        records=records,
     )
 
 

@@ -35,7 +35,7 @@ class Evaluations:
         rows: the history of a run that is resumed.
 
     Attributes:
-        rows: the history, one row for each evaluation; of replicates one for each budget.
+        history: one row for each evaluation; of replicates one for each budget.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class Evaluations:
         engine: Engine,
         channel: Rounds | Activations,
         callbacks: Sequence[Callback],
-        rows: Sequence[dict[str, Any]],
+        history: Sequence[dict[str, Any]],
     ) -> None:
-        self.rows = list(rows)
+        self.history = list(history)
         self._plan = plan
         self._engine = engine
         self._channel = channel
         self._callbacks = callbacks
         before = 0.0
-        if rows:
-            before = rows[-1]["time"]
+        if history:
+            before = history[-1]["time"]
         self._began = time.monotonic() - before
         self._written = -math.inf  # when metrics.csv was
         # diverged local trainings at the last warning; those of a checkpoint were warned of
@@ -78,8 +78,8 @@ class Evaluations:
         settings = plan.settings
         numbers, scores = self._engine.measure(plan, state)
         # The run ended at an evaluated round: its row is made anew, with the same numbers.
-        while self.rows and self.rows[-1]["round"] == step:
-            self.rows.pop()
+        while self.history and self.history[-1]["round"] == step:
+            self.history.pop()
         when, spent, numbers = plan.ranks.share(
             lambda: (time.monotonic() - self._began, self._channel.epsilons, numbers)
         )
@@ -95,12 +95,12 @@ class Evaluations:
                 row["budget"] = budget
             # The replicates of a budget differ in their cohorts, and so in their privacy cost.
             row["epsilon"] = float(spent[members].max())
-            self.rows.append(row | bands(numbers[members]) | counts)
+            self.history.append(row | bands(numbers[members]) | counts)
             runs += [
                 {"budget": budget, "repetition": k} | row for k, row in enumerate(numbers[members])
             ]
             for callback in self._callbacks:
-                callback.on_evaluate(self.rows[-1])
+                callback.on_evaluate(self.history[-1])
         self._write()
         return runs, scores
 
@@ -111,7 +111,7 @@ class Evaluations:
         if folder is None or not self._plan.ranks.first:
             return
         if time.monotonic() - self._written > _WRITE_SECONDS:
-            folder.write_history(self.rows)
+            folder.write_history(self.history)
             self._written = time.monotonic()
 
     def warn_first(self, step: int) -> None:
@@ -149,7 +149,7 @@ class Evaluations:
         counts = {}
         self._warn(step, tally)
         # A tally is of the whole run. Rows of one round, of several budgets, have the same count.
-        before = {row["round"]: row.get("diverged_trainings", 0) for row in self.rows}
+        before = {row["round"]: row.get("diverged_trainings", 0) for row in self.history}
         lost = tally.diverged - sum(before.values())
         if lost:
             counts["diverged_trainings"] = lost

@@ -12,17 +12,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._files import CLAIM, claimed, remove_empty, remove_temporary, write_bytes, write_json
 from ..errors import ConfigError, ResumeError
 from ..privacy.chain import read_chain
 from .checkpoint import Checkpoint
 from .tables import csv_bytes
-
-if TYPE_CHECKING:
-    pass
-
 
 MANIFEST = "manifest.json"
 OUTCOME = "outcome.json"

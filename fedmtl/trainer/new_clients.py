@@ -20,7 +20,7 @@ from ..privacy import FullParticipation
 from ..ranks import Ranks
 from .inputs import a_kind, as_data, is_auto
 from .metrics import MetricFunction
-from .personalize import Released, alone
+from .personalize import ReleasedModel, alone
 from .result import Result
 from .trainer import Trainer
 
@@ -105,7 +105,7 @@ def personalize(  # noqa: PLR0913 - the settings of a trainer that apply to new 
     if factory is not None:
         built = copies_of(model, factory)
     trainer = Trainer(
-        algorithm=Released(bound=bound),
+        algorithm=ReleasedModel(bound=bound),
         data=data,
         model=built,
         schedule=FullParticipation(),

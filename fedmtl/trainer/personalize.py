@@ -229,7 +229,7 @@ def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...
     Models of new clients have one also without privacy of their own: they start from a model that
     an earlier run has released.
     """
-    if isinstance(algorithm, Released):
+    if isinstance(algorithm, ReleasedModel):
         return (NOTHING_SENT,)
     if privacy is None:
         return ()
@@ -261,7 +261,7 @@ def terms_of(settings: Trainer) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Released(RoundAlgorithm):
+class ReleasedModel(RoundAlgorithm):
     """The released model for everybody: nothing is trained before the clients finetune, and nothing
     leaves them.
 

@@ -1,4 +1,4 @@
-"""From settings to a :class:`~fedmtl.algorithms.Problem`, and the fingerprint of a run."""
+"""Makes the :class:`~fedmtl.algorithms.Problem` of a run from its settings."""
 
 from __future__ import annotations
 

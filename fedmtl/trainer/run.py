@@ -252,8 +252,10 @@ def _compute_steps(
     ranks = plan.ranks
     evaluations = begun.evaluations
     checkpoints = begun.checkpoints
+    stopped = stop_reason(begun, step)
     # A run that was resumed after its end: it has nothing more to do.
-    if stopped := ends(begun, step):
+    if stopped:
+        _charge_left_out(begun, step, stopped)
         return state, step, stopped
     blocks = training_steps(plan, begun.engine, begun.channel, state, step)
     try:
@@ -264,7 +266,8 @@ def _compute_steps(
                 callback.on_event(block, state)
             if step % plan.every == 0 and step < plan.stop:
                 evaluations.evaluate(state, step)
-            stopped = ends(begun, step)
+            stopped = stop_reason(begun, step)
+            _charge_left_out(begun, step, stopped)
             # Clocks and signals differ between ranks, so rank 0 decides for all of them.
             halt, due = ranks.share(
                 lambda: (interrupted(), checkpoints.is_due(step))  # noqa: B023 - called at once
@@ -282,11 +285,18 @@ def _compute_steps(
     return state, step, stopped or "rounds"
 
 
-def ends(begun: Run, step: int) -> str:
+def _charge_left_out(begun: Run, step: int, stopped: str) -> None:
+    """Charges the steps that early stopping leaves out: the length of the run follows from
+    releases."""
+    if stopped == "early":
+        begun.channel.charge_remaining(step)
+
+
+def stop_reason(begun: Run, step: int) -> str:
     """Returns the reason why a run ends after ``step``; empty if it goes on.
 
-    ``"early"`` follows from the rule of early stopping and the history up to this step; the steps
-    that it leaves out are charged. ``"diverged"`` ends a run without noise if nearly all local
+    ``"early"`` follows from the rule of early stopping and the history up to this step.
+    ``"diverged"`` ends a run without noise if nearly all local
     trainings of its first rounds diverged. The length of a private run must say nothing about the
     data, so it goes on.
     """
@@ -294,9 +304,8 @@ def ends(begun: Run, step: int) -> str:
     if not 0 < step < plan.stop:
         return ""
     rule = plan.settings.early_stopping
-    rows = begun.evaluations.rows
-    if rule is not None and rows and rows[-1]["round"] == step and rule.stops(rows):
-        begun.channel.charge_remaining(step)
+    history = begun.evaluations.history
+    if rule is not None and history and history[-1]["round"] == step and rule.stops(history):
         return "early"
     if step > _FIRST_ROUNDS or not plan.settings.noiseless:
         return ""

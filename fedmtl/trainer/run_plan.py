@@ -21,7 +21,7 @@ from .check import unscaled
 from .evaluation import evaluated_clients, try_metrics
 from .fingerprint import describe, fingerprint
 from .folder import RunFolder
-from .personalize import held_out, terms_of
+from .personalize import held_out
 from .problem import share_beyond
 from .scored import RecordFacts
 
@@ -130,7 +130,6 @@ def prepare(
             shortened=shortened, cut_targets=data.cut_targets, unscaled=bool(unscaled(data))
         ),
         "chosen": chosen_settings(asked, algorithm),
-        "terms": terms_of(settings),
     }
     last = problem.rounds
     if stop is not None:

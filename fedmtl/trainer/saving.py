@@ -68,7 +68,7 @@ class Checkpoints:
                 step=step,
                 public=dict(state.public),
                 clients=files,
-                history=self._evaluations.rows,
+                history=self._evaluations.history,
                 fingerprint=plan.fingerprint,
                 channel=self._channel.state(),
                 ledger=self._channel.sync(),

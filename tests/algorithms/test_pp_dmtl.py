@@ -263,7 +263,7 @@ class FromZero(PublishedPPDMTL):
     def init(self, problem, replicates=1):
         state = super().init(problem, replicates)
         state.private.scatter(
-            "own", torch.arange(problem.clients), torch.zeros(problem.clients, replicates, 2)
+            "q", torch.arange(problem.clients), torch.zeros(problem.clients, replicates, 2)
         )
         return state
 

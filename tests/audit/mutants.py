@@ -660,7 +660,9 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # a client's update is part of its own row and of the next one
 _in_two_rows = edit(
-    RoundAlgorithm.conclude, "message, clients", "message + 1e-3 * message.roll(1, -2), clients"
+    RoundAlgorithm.release_and_update,
+    "message, clients",
+    "message + 1e-3 * message.roll(1, -2), clients",
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalOptimizer, LocalSGD
 from fedmtl.local.optimizers import StackedOptimizer, backoff_rule
-from fedmtl.local.products import descend
+from fedmtl.local.products import move_along
 
 K, D, STEPS = 5, 7, 12
 ACTIVE = [5, 5, 5, 4, 4, 3, 3, 3, 1, 1, 1, 1]  # how many leading rows move
@@ -20,7 +20,9 @@ def gradients() -> torch.Tensor:
 
 def along(gradient):
     """The gradients of the leading rows, as an optimizer takes them."""
-    return lambda target, keep, rate: descend(target, gradient[: len(target)], keep=keep, rate=rate)
+    return lambda target, keep, rate: move_along(
+        target, gradient[: len(target)], keep=keep, rate=rate
+    )
 
 
 def run(optimizer, rows):

@@ -47,7 +47,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError
 from fedmtl.graphs import Ring
 from fedmtl.privacy.clip import not_finite
-from fedmtl.trainer.run import ends
+from fedmtl.trainer.run import stop_reason
 from tests import small
 
 SOLVER = LocalSGD(lr=0.05, epochs=2, batch_size=4)
@@ -160,10 +160,10 @@ def test_what_diverges_late_or_at_some_clients_stops_no_run() -> None:
         """A run of which this many local trainings have diverged, and no other was made."""
         problem = replace(settings.problem(), tally=Tally(count, count))
         plan = SimpleNamespace(settings=settings, stop=6, problem=problem)
-        return SimpleNamespace(plan=plan, evaluations=SimpleNamespace(rows=[]))
+        return SimpleNamespace(plan=plan, evaluations=SimpleNamespace(history=[]))
 
-    assert not ends(begun(4), 1)  # too few to judge by
-    assert [ends(begun(5), step) for step in range(7)] == ["", *["diverged"] * 3, "", "", ""]
+    assert not stop_reason(begun(4), 1)  # too few to judge by
+    assert [stop_reason(begun(5), step) for step in range(7)] == ["", *["diverged"] * 3, "", "", ""]
 
 
 def test_how_a_private_run_ends_does_not_say_that_all_are_lost(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def main() -> None:
             assert torch.equal(torch.sort(cohort).values, torch.sort(work.cohorts[step]).values)
         taking_part = torch.unique(torch.cat(work.cohorts))
         rows = torch.zeros(len(problem.data), problem.dimension)
-        mine = taking_part[problem.own(taking_part)]
+        mine = taking_part[problem.places_here(taking_part)]
         rows[mine] = algorithm.personalize(problem, state, mine).cpu()
         rows = sum(ranks.gather(rows))
         module = work.module().to(given.device)

@@ -16,10 +16,11 @@ noised mean gradient of its n_i records (x_j, y_j), and the models move:
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                    (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                               (7')
 
-where a = rho / (T^2 sigma). ``query_point`` has (6), the channel computes (3) and (4) there, and
-``server_update`` has (5) and (7'). In the state ``theta_l`` is theta_L, and ``theta`` has the
-theta_i. Every owner's model is theta_L. The paper bounds gradients by a constant Xi and makes the
-noise for T answers of each owner; here gradients are clipped, and the noise is for the owner's cap.
+where a = rho / (T^2 sigma); the default is a = kappa (N + 1) / (2 T). ``query_point`` has (6), the
+channel computes (3) and (4) there, and ``server_update`` has (5) and (7'). In the state ``theta_l``
+is theta_L, and ``theta`` has the theta_i. Every owner's model is theta_L. The paper bounds
+gradients by a constant Xi and makes the noise for T answers of each owner; here gradients are
+clipped, and the noise is for the owner's cap.
 The printed (7) differs, see :mod:`fedmtl.contrib.published.async_learner`.
 
     Trainer(algorithm=AsyncLearner(kappa=5.0), data=data,
@@ -193,6 +194,9 @@ class AsyncLearner(CentralLearner):
 
     def central_share(self, owners: int) -> float:
         """Returns the factor of a grad g(tbar) in the central model's step: 1/2 in (7').
+
+        The published form of the method has another one, see
+        :mod:`fedmtl.contrib.published.async_learner`.
 
         Args:
             owners: N.

@@ -286,7 +286,8 @@ class MPMTL(TaskAlgorithm):
     def projected_rows(self, c: Cohort) -> Tensor:
         """Returns the models that the tasks project, without a bias: (R, k, d).
 
-        They are the tasks' own, and never leave them.
+        They are the tasks' own, and never leave them. In the published form of the method they are
+        the clipped ones, see :mod:`fedmtl.contrib.published.mp_mtl`.
 
         Args:
             c: the tasks with their states.
@@ -299,6 +300,7 @@ class MPMTL(TaskAlgorithm):
         Args:
             c: the tasks with their states.
         """
+        # of this class: those of the published form are made of these rows
         rows = MPMTL.projected_rows(self, c)
         if len(rows) == 1:
             return rows[0]

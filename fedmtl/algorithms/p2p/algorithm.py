@@ -15,8 +15,9 @@ and broadcasts its own; alpha = 1 / (1 + mu c_i L_i^loc):
     Theta_i <- (1 - alpha) Theta_i
                + alpha (sum_j (W_ij / D_ii) Theta_j - mu c_i (grad L_i(Theta_i) + eta_i))   (4), (6)
 
-In the state ``theta`` has the Theta_i; :class:`~.network.Network` has W_ij / D_ii (``means``), c_i
-(``confidence``), lambda_i (``ridge``), L_i^loc (``curvature``) and ``alpha``.
+In the state ``theta`` has the Theta_i; :class:`~.network.Network` has W_ij / D_ii (of the
+``neighbours``, over which ``means`` takes the sum), c_i (``confidence``), lambda_i (``ridge``),
+L_i^loc (``curvature``) and ``alpha``.
 
 The protected unit is a record of an agent, neighbours differ by one record replaced, observers are
 all peers and any eavesdropper. Only the mean gradient of the data is clipped, noised and charged;
@@ -207,6 +208,9 @@ class PeerToPeer(OneAtATime):
 
     def check_law(self, privacy: RecordPrivacy) -> None:
         """Refuses a warm start with noise for another norm than that of its sensitivity.
+
+        The published form of the method accepts other laws, see
+        :mod:`fedmtl.contrib.published.p2p`.
 
         Args:
             privacy: of the run.
