@@ -126,9 +126,8 @@ def conclude(
         step=plan.step_name,
         evaluated=evaluated.data.ids if len(plan.clients) < problem.clients else None,
         coding=Coding.of(problem.data, problem.loss, algorithm.loss),
-        **plan.facts,
         terms=terms_of(settings),
-        records=records,
+        **{**plan.facts, "records": records},
     )
 
 
