@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .._devices import sent
+from .._devices import on_device
 from ..privacy import Rounds
 from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
@@ -126,7 +126,7 @@ def _joined(parts: list[Tensor], places: list[Tensor]) -> Tensor:
     del first, part
     for place in places:
         part = parts.pop(0)
-        whole[..., sent(place, part.device), :] = part.to(dtype)
+        whole[..., on_device(place, part.device), :] = part.to(dtype)
     return whole
 
 
