@@ -39,6 +39,7 @@ def check_refused(driver, message, capsys):
         ("reproduce/school/run.py", "--root nowhere", "argument --root: nowhere does not exist"),
         ("reproduce/school/run.py", "", "--root is needed, except with --collect"),
         ("reproduce/own_data/run.py", "", "--data is needed, except with --quick and --collect"),
+        ("reproduce/own_data/ceiling.py", "", "--data is needed, except with --print"),
     ],
 )
 def test_a_driver_refuses_what_is_not_there_before_any_work(

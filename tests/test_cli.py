@@ -87,6 +87,7 @@ def process(
         (["algorithm.local=5"], "algorithm.local is 5; give a local solver, such as LocalSGD"),
         (["+foo=1"], "foo is no setting of Trainer; accepted: algorithm, data, model, schedule,"),
         (["execution={foo: 1}"], "execution.foo is no setting; accepted: chunk, processes"),
+        (["algorithm=pmtl", "model=auto"], "model=auto is a choice of algorithm=auto alone; beside"),
         (["+logger.foo=1"], "logger.foo means nothing here: logger is none; choose another logger=OPTION"),
         (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? fedmtl --help prints all."),
         (["privacy=none", "privacy.epsilon=1"], "no setting; did you mean privacy=adaptive privacy.epsilon or "),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import optimize
@@ -472,6 +473,19 @@ def own_data(module: Module) -> None:
     for method, error in found.items():
         (row,) = rows("own_data", "scores.csv", data="diabetes", split="0", method=method)
         same(error, row["error"], 7)
+    ceiling, released = module("own_data", "ceiling"), module("own_data", "released")
+    clients = released.Clients.of(tables.diabetes(Path(), 0))
+    _, _, exact = ceiling.errors_of(clients, [])
+    for method, error in exact.items():
+        (row,) = rows("own_data", "ceiling.csv", data="diabetes", split="0", method=method)
+        same(error, row["error"], 6)
+    same(exact[alone.OPEN], alone.open_by_hand(tables.diabetes(Path(), 0))[alone.OPEN], 6)
+    scores = [
+        pd.read_csv(STUDIES / "own_data" / name, keep_default_na=False)
+        for name in ("ceiling.csv", "counted.csv")
+    ]
+    text = (STUDIES / "own_data" / "README.md").read_text(encoding="utf-8")
+    assert ceiling.table(*scores) in text
 
 
 def trust(module: Module) -> None:

@@ -17,6 +17,7 @@ from ..privacy import (
 )
 from ..privacy.accounting.gaussian import gaussian_multiplier
 from ..privacy.row_calibration import calibrated_release
+from ..secure.roster import honest_rows
 
 _RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
 
@@ -32,8 +33,8 @@ def noise_of(
 
     For clients nu = sigma sqrt(T p) / K, with the noise multiplier sigma of one release that has
     the whole budget: the length of the noise on the mean of K updates of norm 1 if T rounds share
-    the budget. For N records it is sigma sqrt(T p K) / (.07 N), see
-    :mod:`fedmtl.contrib.automatic`.
+    the budget. For N records it is sigma sqrt(T p K) / (.07 N), and without the root of K if one
+    noise is added to the sum of all clients, see :mod:`fedmtl.contrib.automatic`.
 
     Args:
         privacy: of the run.
@@ -73,6 +74,17 @@ def noise_of(
             epsilon = min(privacy.epsilon.values())
         multiplier = gaussian_multiplier(float(epsilon), privacy.resolved_delta(units) or 1e-5)
     noise = multiplier * math.sqrt(rounds * dimension)
-    if records:
-        return noise * math.sqrt(clients) / (_RECORDS * units)
+    if isinstance(privacy, RecordPrivacy):
+        return noise * math.sqrt(_noises(privacy, clients)) / (_RECORDS * units)
     return noise / clients
+
+
+def _noises(privacy: RecordPrivacy, clients: int) -> float:
+    """Returns the variance of the noise of a sum of gradients over that of one noise for all
+    records: K if every client adds noise of its own, and in a secure sum K over the number of
+    shares that the noise counts on."""
+    if privacy.aggregation is None:
+        return clients
+    colluding = privacy.aggregation.colluding_of(clients)
+    # too few honest clients are refused by the calibration
+    return clients / max(1, honest_rows(clients, colluding, privacy.aggregation.missing))

@@ -76,6 +76,11 @@ def objects(config: Config) -> Config:
         for name in ("algorithm", "schedule", "model", "rounds"):
             if parts[name] is None:
                 parts[name] = "auto"
+    elif parts["model"] is None:
+        raise ConfigError(
+            "model=auto is a choice of algorithm=auto alone; beside another algorithm leave the "
+            "model out for the usual one of the data, or name one, as model=linear_regression."
+        )
     # a device that is not there is refused before data are read, too
     resolve_device(config["device"])
     return parts

@@ -6,8 +6,9 @@ one Gaussian release at (epsilon, delta), T the number of rounds, and nu the len
 the mean of one round over the clip norm. With full participation T releases need exactly the
 multiplier sigma sqrt(T); of the cohorts of about 300 among more clients nu is nearly the same. If
 the schedule is set, nu is computed from the multiplier that it needs. At the record level it is
-sigma sqrt(T p K) / (.07 N) of N records, with noise of each client's own. Up to nu = 1 sharing was
-useful on most tables of the study.
+sigma sqrt(T p K) / (.07 N) of N records, with noise of each client's own; in a secure sum of
+gradients the noise is added once, and the root of K is left out. Up to nu = 1 sharing was useful on
+most tables of the study.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ..algorithms import FedAvg, FedProx, Personalization, ServerOptimizer
+from ..algorithms import FedAvg, FedProx, FedSGD, Personalization, ServerOptimizer
 from ..algorithms.base import Algorithm
 from ..algorithms.linear.data import is_linear, probe_linear
 from ..algorithms.noise_level import noise_of
@@ -128,8 +129,9 @@ def automatic(
     level alone, then two rounds of votes on the models that clients average, and a clip that
     follows the median norm of the updates, at first so that the noise of a round is at most .1 in
     units of half the target range. Classes: 30 rounds, 100 from 300 clients on. At the record level
-    each client takes one full-batch step in each of 60 rounds, without votes. Networks have the
-    rounds and the clip of classes, and local steps whose size each client adapts.
+    each client takes one full-batch step in each of 60 rounds, without votes, or sends its
+    gradients to a secure sum if there is one. Networks have the rounds and the clip of classes, and
+    local steps whose size each client adapts.
 
     Args:
         data: with declared bounds.
@@ -178,7 +180,8 @@ def automatic(
     algorithm: Algorithm
     clip: float | QuantileClip
     if records:
-        algorithm = _by_records(classes)
+        summed = privacy is not None and privacy.aggregation is not None
+        algorithm = _by_records(classes, summed)
         clip = _CLIP_OF_RECORDS
     elif classes:
         algorithm = _of_classes(deep)
@@ -309,17 +312,24 @@ def _clip_of_numbers(
     return QuantileClip(initial=initial, quantile=0.5, lr=0.4, count_noise=count_noise)
 
 
-def _by_records(classes: bool) -> Algorithm:
+def _by_records(classes: bool, summed: bool) -> Algorithm:
     """Returns an algorithm of one full-batch step a round. Steps along the released gradients over
     their size have a length that depends neither on the size of rows, which a public bound
     overstates, nor on the noise. For a real target that size is one for all coordinates: most
-    coordinates of a panel's gradient are little more than noise."""
+    coordinates of a panel's gradient are little more than noise.
+
+    Args:
+        classes: True for a target of classes.
+        summed: True if gradients are added up in a secure sum, with one noise for all clients.
+    """
     name = "AdamNorm"
     lr = 0.025  # reaches the level of a target whose range is ten times too wide
     if classes:
         name = "Adam"
         lr = 0.1
     optimizer = ServerOptimizer(optimizer_name=name, lr=lr, options={"betas": (0.9, 0.99)})
+    if summed:
+        return FedSGD(rate=1.0, averaged=True, server_optimizer=optimizer)
     return FedAvg(
         averaged=True,
         weights="examples",

@@ -18,7 +18,7 @@ from ..contrib.automatic import automatic
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..models import ModelFactory
-from ..privacy import ClientPrivacy, Privacy, Sampler
+from ..privacy import ClientPrivacy, Privacy, RecordPrivacy, Sampler
 from .inputs import as_data, as_model
 
 _EPSILONS = 1e-3, 1e3  # between which the epsilon of nu = 1 is looked for
@@ -193,7 +193,9 @@ def _enough(
     """
 
     def excess(log_epsilon: float) -> float:
-        at: Privacy = type(privacy)(epsilon=math.exp(log_epsilon), delta=privacy.delta)
+        at: Privacy = type(privacy)(
+            epsilon=math.exp(log_epsilon), delta=privacy.delta, aggregation=privacy.aggregation
+        )
         return math.log(automatic(data, at, **given).noise)
 
     low, high = (math.log(value) for value in _EPSILONS)
@@ -201,8 +203,11 @@ def _enough(
         epsilon = math.exp(float(brentq(excess, low, high)))
     else:
         epsilon = math.nan
-    # The noise of a mean falls with the number of clients; of records, with its root.
-    clients = math.ceil(len(data) * (noise if isinstance(privacy, ClientPrivacy) else noise**2))
+    # The noise of a mean falls with the number of clients; if each adds its own, with its root.
+    factor = noise
+    if isinstance(privacy, RecordPrivacy) and privacy.aggregation is None:
+        factor = noise**2
+    clients = math.ceil(len(data) * factor)
     return (
         f"nu is 1 at epsilon {float(rounded_up(epsilon, 2)):g}, or with about {clients:,} "
         "clients of as many records"

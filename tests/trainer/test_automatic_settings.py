@@ -21,6 +21,7 @@ from fedmtl import (
     ClientPrivacy,
     FedAvg,
     FedProx,
+    FedSGD,
     Finetune,
     FixedCohort,
     FullParticipation,
@@ -30,6 +31,7 @@ from fedmtl import (
     ProximalPoint,
     RecordPrivacy,
     Result,
+    SecureAggregation,
     Trainer,
     check,
     load_data,
@@ -81,6 +83,78 @@ def test_nu_is_the_noise_of_a_round_over_the_clip(schedule) -> None:
     )
     clip = adaptive.privacy.clip_norm
     assert clip.initial == pytest.approx(min(0.3, 0.1 / measured), rel=5e-3)
+
+
+@pytest.mark.parametrize("some", [{"colluding": 0}, {"colluding": 4, "missing": 1}, {}])
+def test_nu_of_a_secure_sum_of_records_is_the_noise_of_its_release(some) -> None:
+    """The report has the noise of a coordinate of the mean of 30 sums over 300 records in all."""
+    privacy = RecordPrivacy(epsilon=2.0, aggregation=SecureAggregation(**some))
+    report = Trainer(data=numbers(30), privacy=privacy, progress=False).fit().privacy
+    measured = report.noise_std * 30 / 300 * math.sqrt(3)
+    assert automatic(numbers(30), privacy).noise == pytest.approx(measured / 0.07, rel=1e-4)
+    of_each = automatic(numbers(30), replace(privacy, aggregation=None)).noise
+    honest = 30 - some.get("colluding", 10) - some.get("missing", 0)
+    assert of_each / automatic(numbers(30), privacy).noise == pytest.approx(
+        math.sqrt(honest), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_a_secure_sum_of_records_has_automatic_settings(classes) -> None:
+    data = numbers(12)
+    if classes:
+        data = load_data("digits", clients=12)
+    privacy = RecordPrivacy(epsilon=8.0, aggregation=SecureAggregation(colluding=2))
+    summed = Trainer(data=data, privacy=privacy, progress=False)
+    alone = Trainer(data=data, privacy=replace(privacy, aggregation=None), progress=False)
+    assert isinstance(summed.algorithm, FedSGD)
+    assert summed.algorithm.rate == 1.0
+    assert summed.algorithm.server_optimizer == alone.algorithm.server_optimizer
+    assert summed.rounds == alone.rounds == 60
+    assert summed.privacy.clip_norm == alone.privacy.clip_norm == 1.0
+    assert "FedSGD, 60 rounds, all 12 clients in every step" in automatic(data, privacy).text()
+
+
+def test_the_model_of_a_secure_sum_is_that_of_descent_on_all_records() -> None:
+    """A loop over rounds and records, with next to no noise: steps along the mean over the size of all coordinates."""
+    data = numbers(10)
+    privacy = RecordPrivacy(noise_multiplier=1e-4, aggregation=SecureAggregation(colluding=1))
+    trainer = Trainer(data=data, privacy=privacy, progress=False)
+    found = trainer.fit().shared.double().numpy()
+    x = np.append(data.train.x.double().numpy(), np.ones((100, 1)), 1)
+    y = data.train.y.double().numpy()
+    w, mean, square, models_of_rounds = np.zeros(3), np.zeros(3), 0.0, []
+    for t in range(1, 61):
+        gradient = np.zeros(3)
+        for row, target in zip(x, y, strict=True):
+            of_record = (row @ w - target) * row
+            gradient += of_record * min(1.0, 1.0 / np.linalg.norm(of_record)) / len(y)
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.99 * square + 0.01 * np.mean(gradient**2)
+        w = w - 0.025 * (mean / (1 - 0.9**t)) / math.sqrt(square / (1 - 0.99**t))
+        models_of_rounds.append(w)
+    np.testing.assert_allclose(found, np.mean(models_of_rounds[30:], 0), atol=2e-3)
+
+
+def test_a_secure_sum_of_records_helps_where_noise_of_each_client_does_not() -> None:
+    """60 clients of ten records at epsilon 1."""
+    privacy = RecordPrivacy(epsilon=1.0)
+    errors = []
+    for each in (privacy, replace(privacy, aggregation=SecureAggregation())):
+        result = Trainer(data=numbers(60), privacy=each, baselines=("local",), progress=False).fit()
+        errors.append(result.metrics["mse"] / result.baselines["local"].metrics["mse"])
+    assert errors[1] < 0.9 < errors[0] < 1.01
+
+
+def test_check_knows_a_secure_sum_of_records() -> None:
+    """At the epsilon and at the number of clients that it names, the noise level is 1."""
+    privacy = RecordPrivacy(epsilon=1.0, delta=1e-5, aggregation=SecureAggregation(colluding=0))
+    said = check(numbers(30), privacy).split("nu is 1 at epsilon ")[1]
+    epsilon, clients = (float(re.findall(r"[0-9.]+", said)[place]) for place in (0, 1))
+    assert noise_of(replace(privacy, epsilon=epsilon), numbers(30), 3, 60) == pytest.approx(
+        1, rel=0.06
+    )
+    assert noise_of(privacy, numbers(int(clients)), 3, 60) == pytest.approx(1, rel=0.03)
 
 
 @pytest.mark.parametrize("schedule", [None, PoissonSampling(cohort=12), FixedCohort(cohort=12)])

@@ -225,7 +225,7 @@ def table(rows: pd.DataFrame, counted: pd.DataFrame) -> str:
     opened = rows[rows["method"] == OPEN].set_index(where)["error"].rename("open")
     everywhere = (HOME, EXACT, EXACT_AVERAGE)
     methods = (HOME, EXACT, EXACT_AVERAGE, CHOSEN_USUAL, CHOSEN, ALL)
-    now = counted[counted["method"] == AUTOMATIC]
+    now = counted[counted["method"] == AUTOMATIC].astype({"epsilon": float})
     cells = now.groupby(["data", "unit", "epsilon"]).size().reset_index(name="splits")
     cells = cells[cells["splits"] == now["split"].nunique()]
     summed = cells[cells["unit"] == "record"].assign(unit=SUMMED)
@@ -263,8 +263,9 @@ def main() -> None:
     parser.add_argument("--splits", nargs="+", type=int, default=SPLITS, metavar="SPLIT")
     parser.add_argument("--out", type=Path, default=HERE / "ceiling.csv")
     arguments = parser.parse_args()
+    if not (arguments.print or arguments.data):
+        parser.error("--data is needed, except with --print")
     counted = pd.read_csv(HERE / "counted.csv", keep_default_na=False)
-    counted["epsilon"] = pd.to_numeric(counted["epsilon"])
     if not arguments.print:
         names = arguments.sources or list(dict.fromkeys(counted["data"]))
         done = set(pd.read_csv(arguments.out)["data"]) if arguments.out.exists() else set()

@@ -46,13 +46,16 @@ from fedmtl import (  # noqa: E402
     PoissonSampling,
     RecordPrivacy,
     Result,
+    SecureAggregation,
     ServerOptimizer,
     Trainer,
     models,
 )
 
-Unit = Literal["client", "record"]
-UNITS: tuple[Unit, ...] = get_args(Unit)
+Unit = Literal["client", "record", "record, summed"]
+SUMMED: Unit = "record, summed"
+"""Records in a secure sum of the gradients of all clients, of whom a third may collude."""
+UNITS: tuple[Unit, ...] = ("client", "record")
 EPSILONS = (3.0, 1.0, 10.0)  # in the order of the work
 SPLITS, TUNING = (0, 1, 2, 3, 4), 10
 COLUMNS = ("data", "unit", "epsilon", "split", "method", "error", "setting")
@@ -109,6 +112,8 @@ def privacy_of(
     unit: Unit, epsilon: float, clip: float | None = None
 ) -> ClientPrivacy | RecordPrivacy:
     """Return the privacy of a cell; without a clip norm, the automatic one."""
+    if unit == SUMMED:
+        return RecordPrivacy(epsilon=epsilon, clip_norm=clip, aggregation=SecureAggregation())
     return (ClientPrivacy if unit == "client" else RecordPrivacy)(epsilon=epsilon, clip_norm=clip)
 
 
@@ -318,7 +323,9 @@ def main() -> None:
         help="print the table of panels of a file of scores, and means over cells",
     )
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS), metavar="E")
-    parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS), metavar="UNIT")
+    parser.add_argument(
+        "--units", nargs="+", choices=get_args(Unit), default=list(UNITS), metavar="UNIT"
+    )
     parser.add_argument("--splits", nargs="+", type=int, default=list(SPLITS), metavar="SPLIT")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/own_data"))
     arguments = parser.parse_args()
