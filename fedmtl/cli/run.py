@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,16 +243,13 @@ def train_one(
     writes = process.writes
     place = short(folder)
     level = logging.INFO if job is None else logging.WARNING
+    # without a terminal a job prints one line
+    progress = config["progress"] and writes and (job is None or sys.stderr.isatty())
     with printed_log(level if writes else logging.CRITICAL):
         with process.agree():
-            # the log has the automatic settings
-            trainer = build.build(config | {"progress": False}, folder)
+            trainer = build.build(config | {"progress": progress}, folder)
             if writes and not resume:
                 write_config(folder, command, config)
-        # without a terminal a job prints one line
-        trainer = replace(
-            trainer, progress=config["progress"] and (job is None or sys.stderr.isatty())
-        )
         began = time.monotonic()
         resumed = resumable(place if job is None else short(job.sweep), process.ranks)
         with resumed if writes else nullcontext(), build.by_key(build.keys(vars(trainer))):

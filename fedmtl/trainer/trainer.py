@@ -117,7 +117,8 @@ class Trainer(Settings):
             ``higher_is_better = False`` if less is better. A client for which it returns NaN or
             fails is left out of the mean.
         callbacks: called around the loop.
-        progress: show a progress bar, and before it the automatic settings.
+        progress: show a progress bar, and before it the automatic settings, if the log does not
+            show them.
 
     Raises:
         ConfigError: a value outside its range.
@@ -180,7 +181,8 @@ class Trainer(Settings):
         averages = "finetune" in left or getattr(self.finetune, "votes_help", False)
         chosen = automatic(self.data, self.privacy, averages=averages, **set_here)
         logger.info("%s", chosen.text())
-        if self.progress:
+        # a program that shows the log has shown them
+        if self.progress and not logger.isEnabledFor(logging.INFO):
             print(chosen.text(), file=sys.stderr)
         warnings = [unscaled(self.data)]
         # From 4 times a contribution on, noise left little to share in the runs that were measured.

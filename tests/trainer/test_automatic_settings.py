@@ -1,6 +1,7 @@
 """Automatic settings: what they follow from, the proximal point method, and what a user sees."""
 
 import itertools
+import logging
 import math
 import re
 from dataclasses import replace
@@ -290,13 +291,16 @@ def test_what_is_left_out_is_automatic_and_what_is_given_stays() -> None:
         ).fit()  # fmt: skip
 
 
-def test_they_are_printed_before_the_progress(capsys) -> None:
+def test_they_are_printed_before_the_progress(capsys, caplog) -> None:
     trainer = Trainer(data=numbers(9), privacy=None, rounds=3)
     assert capsys.readouterr().err.startswith(
         "automatic settings from public facts (nu = 0): Proximal point, 3 rounds"
     )
     replace(trainer, seed=1)
     Trainer(data=numbers(9), privacy=None, rounds=3, progress=False)
+    with caplog.at_level(logging.INFO, "fedmtl"):  # which shows them already
+        Trainer(data=numbers(9), privacy=None, rounds=3)
+    assert "automatic settings from public facts" in caplog.text
     assert not capsys.readouterr().err
 
 
