@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,31 @@ class BoundedOutputs(nn.Module):
         if self.link == "identity":
             return f"limit={self.limit:g}"
         return f"limit={self.limit:g}, link={self.link!r}"
+
+
+@dataclass(frozen=True)
+class ModelBounds:
+    """Describes the layers around a trained network with which it is scored and served.
+
+    Args:
+        records: bound on the features of a record, to which records were scaled down for training
+            and for every score; None of an algorithm without one.
+        limit: at which predictions are cut off: the data's public bound on targets; infinite for
+            none.
+        link: makes predictions of the outputs of the network.
+    """
+
+    records: RowBound | None = None
+    limit: float = math.inf
+    link: Link = "identity"
+
+    def around(self, module: nn.Module) -> nn.Module:
+        """Returns the module within these bounds."""
+        if self.records is not None:
+            module = BoundedInputs(module, self.records)
+        if self.limit < math.inf or self.link != "identity":
+            module = BoundedOutputs(module, self.limit, self.link)
+        return module
 
 
 class NamedInputs(nn.Module):

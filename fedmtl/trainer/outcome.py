@@ -21,6 +21,7 @@ from ..errors import ConfigError, DataError, FedmtlError, MissingExtra, ModelErr
 from ..local import Layout, prepare_module
 from ..models import ModelFactory
 from ..models.build import build_module, with_inputs
+from ..models.inputs import ModelBounds
 from ..models.networks import NamedFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
@@ -60,7 +61,7 @@ def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
         problem: with the module, its layout and its dtype.
     """
     write_json(folder.public / "privacy.json", result.privacy.to_dict())
-    bound = bound_note(result.bound)
+    bound = bound_note(result.bounds.records)
     if result.shared is not None:
         write_model(folder.public / MODEL, problem, result.shared, bound)
     # The grid goes with a value: a verifier of a release must see that the value lies on it.
@@ -198,6 +199,7 @@ def _fields(
 ) -> dict[str, Any]:
     """Returns the fields of a result from its files, without the baselines."""
     network = outcome.pop("network")
+    bounds = outcome["bounds"]
     finetuned = outcome["finetuned"]
     # JSON has lists only.
     for each in fields(cls):
@@ -232,7 +234,7 @@ def _fields(
             name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()
         },
         "records": RecordFacts(**outcome["records"]),
-        "bound": restored(outcome["bound"]),
+        "bounds": ModelBounds(**bounds | {"records": restored(bounds["records"])}),
         "asked": tuple(
             REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], own=True)
             for metric in outcome["asked"]
@@ -277,7 +279,7 @@ def _outcome(result: Result, problem: Problem) -> dict[str, Any]:
     return values | {
         "finetuned": finetuning,
         "records": vars(result.records),
-        "bound": describe(result.bound),
+        "bounds": vars(result.bounds) | {"records": describe(result.bounds.records)},
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
         "terms": describe(terms),
         "network": {

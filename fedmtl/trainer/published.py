@@ -7,7 +7,6 @@ names and shapes fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from inspect import isfunction
 from pathlib import Path
@@ -21,7 +20,7 @@ from .._files import parse_json
 from .._text import shown
 from ..data import DataSpec, Integers, RowBound
 from ..errors import ConfigError, DataError, first_line
-from ..models import BoundedInputs, BoundedOutputs
+from ..models.inputs import ModelBounds
 from ..models.networks import NamedFactory
 from .coding import Coding, Predictor
 from .folder import COLUMNS, MODEL
@@ -85,10 +84,7 @@ def _published_model(received: Received, folder: Path) -> Predictor:
     module = _built(network, coding, state)
     _fill(module, state)
     bound = _bound(metadata)
-    if bound is not None:
-        module = BoundedInputs(module, bound)
-    if not math.isinf(coding.limit) or coding.link != "identity":
-        module = BoundedOutputs(module, coding.limit, coding.link)
+    module = ModelBounds(bound, coding.limit, coding.link).around(module)
     predictor = Predictor(module.eval(), coding)
     # A row of zeros finds tensors that do not fit each other before a caller does.
     try:

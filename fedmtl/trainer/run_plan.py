@@ -15,6 +15,7 @@ from ..algorithms.problem import Problem
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local.losses import link_of
+from ..models.inputs import ModelBounds
 from ..privacy import NoiseSource
 from ..ranks import Ranks
 from .check import unscaled
@@ -123,9 +124,7 @@ def prepare(
         validation = validation.take_clients(clients)
     _check_later_parts(asked, settings, problem)
     facts = {
-        "bound": bound,
-        "limit": problem.data.limit,
-        "link": link_of(problem.loss),
+        "bounds": ModelBounds(bound, problem.data.limit, link_of(problem.loss)),
         "records": RecordFacts(
             shortened=shortened, cut_targets=data.cut_targets, unscaled=bool(unscaled(data))
         ),

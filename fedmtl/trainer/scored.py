@@ -8,7 +8,7 @@ import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,9 @@ from .._extras import pandas as pd
 from .._rounding import percent
 from .._text import shown
 from ..algorithms.finetune import Personalization
-from ..data import RowBound
 from ..errors import ConfigError
 from ..local import Layout
-from ..local.losses import Link
-from ..models import BoundedInputs, BoundedOutputs
+from ..models.inputs import ModelBounds
 from ..models.networks import NamedFactory
 from .coding import Coding, Predictor
 from .comparison import ByClient
@@ -149,13 +147,7 @@ class Scored:
         data_name: of the data.
         module: the network; ``None`` if files do not say how it is built.
         factory: of :mod:`fedmtl.models`, that built the network; ``None`` for another one.
-        bound: on the features of a record, for an algorithm that has one: records were scaled down
-            to it for training and for every score, and the models of :meth:`model_for` do so
-            themselves.
-        limit: at which predictions are cut off, for scores and in the models of :meth:`model_for`:
-            the data's public bound on targets; infinite for none.
-        link: makes predictions of the outputs of the network, for scores and in the models of
-            :meth:`model_for`.
+        bounds: on records and predictions, for scores and in the models of :meth:`model_for`.
         folder: of the run, if any.
         evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``);
             ``None`` if all are.
@@ -176,9 +168,7 @@ class Scored:
     data_name: str = "data"
     module: nn.Module | None = None
     factory: NamedFactory | None = None
-    bound: RowBound | None = None
-    limit: float = inf
-    link: Link = "identity"
+    bounds: ModelBounds = field(default_factory=ModelBounds)
     folder: Path | None = None
     evaluated: tuple[str, ...] | None = None
     untrained: tuple[str, ...] = ()
@@ -318,11 +308,7 @@ class Scored:
         # A caller may train the module that it gets; the result keeps its own.
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         Layout.of(module).load(module, row)
-        if self.bound is not None:
-            module = BoundedInputs(module, self.bound)
-        if self.limit < inf or self.link != "identity":
-            module = BoundedOutputs(module, self.limit, self.link)
-        return module.eval()
+        return self.bounds.around(module).eval()
 
 
 def place_of(client: str | int, ids: Sequence[str]) -> int:

@@ -150,8 +150,9 @@ def _one_run(result: Result) -> list[str]:
     lines += _warning(result, stages)
     if reference is not None:
         lines += _weak_local(result, reference)
-    if result.bound is not None and any(result.records.shortened.values()):
-        lines.append(f"  records: {_shares(result.records.shortened, result.bound)}")
+    bound = result.bounds.records
+    if bound is not None and any(result.records.shortened.values()):
+        lines.append(f"  records: {_shares(result.records.shortened, bound)}")
     if "objective" in last:
         lines.append(f"  training records: objective {last['objective']:.5g}")
     return lines

@@ -104,7 +104,7 @@ def test_the_baseline_of_the_learner_has_its_records_and_its_constraint(loss, th
     algorithm = AsyncLearner(loss=loss, reg=0.1, theta_max=theta_max, row_norm=0.5, target=target)
     result = learner(algorithm=algorithm, data=data, privacy=None)
     found = result.baselines["local"]
-    assert found.bound == result.bound
+    assert found.bounds == result.bounds
     bound = LinearLoss(loss)
     for task, weights in enumerate(found.personal):
         x = data.train.x[data.train.offsets[task] : data.train.offsets[task + 1]].double()
@@ -133,7 +133,7 @@ def test_the_baseline_of_the_learner_has_the_bounds_that_the_data_state():
         data=data, algorithm=AsyncLearner(reg=1, row_norm=0.5, target=0.4), privacy=None
     )
     assert torch.equal(auto.personal, given.baselines["local"].personal)
-    assert auto.bound == given.bound
+    assert auto.bounds == given.bounds
 
 
 def test_who_has_which_baselines():

@@ -76,7 +76,7 @@ def protection(name):
 def test_without_privacy_and_stated_bound_no_row_is_shortened(name):
     result = trainer(METHODS[name](), dataset()).fit()
     assert result.final["nmse"] < 1e-2
-    assert result.bound is None
+    assert result.bounds.records is None
     assert result.records.shortened == {}
     assert "scaled down" not in result.summary()
     x = torch.from_numpy(np.array([[30.0, 0.0, 0.0]]))
@@ -102,7 +102,7 @@ def test_auto_takes_the_bound_that_the_data_state(name, tmp_path):
     result = trainer(METHODS[name](), data, protection(name), folder=tmp_path / "run").fit()
     assert result.chosen["row_norm"] == 0.9
     assert result.chosen["target"] == 3.0
-    assert result.bound == RowBound(0.9)
+    assert result.bounds.records == RowBound(0.9)
     assert result.records.shortened == {"train": 0.0, "test": 0.0}
 
 

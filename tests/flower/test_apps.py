@@ -140,7 +140,7 @@ def check(name: str, folder: Path) -> None:
     for client in expected.ids:
         model = expected.model_for(client)
         same(
-            (model.model if expected.bound else model).state_dict(),
+            (model.model if expected.bounds.records else model).state_dict(),
             own_models(folder, client),
             within(name),
         )

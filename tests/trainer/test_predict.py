@@ -234,7 +234,7 @@ def test_new_clients_keep_the_bound_on_records_and_what_is_frozen(bounded, here)
     options = {"finetune": finetune, "seed": 1, "factory": result.factory, "folder": here / "new"}
     made = personalize(shared, data, **options)
     loaded = Result.load(here / "new")
-    assert loaded.bound == bound
+    assert loaded.bounds.records == bound
     rows = pd.DataFrame({"age": [40, 90], "kind": ["z", "x"], "planned": [True, False]})
     for client in (None, "anna"):
         found = loaded.predictor(client)(rows)
