@@ -82,7 +82,7 @@ class Messages:
                 total = None
                 # sums are exact on the CPU alone
                 if part.device.type == "cpu":
-                    total = self._channel.total(name)
+                    total = self._channel.new_total(name)
                 # None for short rows, and for releases that need the rows themselves
                 if total is not None:
                     self._collected[name] = total
@@ -92,7 +92,7 @@ class Messages:
             else:
                 collected.append(part)
 
-    def by_release(self, clients: Tensor) -> dict[str, Message]:
+    def take(self, clients: Tensor) -> dict[str, Message]:
         """Returns the rows of all clients, or their sum, by release.
 
         Rows are handed over, so that they are in memory once: call it once.
@@ -274,7 +274,7 @@ class RoundAlgorithm(Algorithm):
                 messages.add(ids, start.weighted(ids, rows))
                 del rows, own, c  # frees their memory before the next piece
         # private up to here; the server computes from releases alone
-        sent = messages.by_release(mine.ids)
+        sent = messages.take(mine.ids)
         state.public = self.release_and_update(problem, state.public, sent, ascending, channel)
         # clients of a method that needs the new public state in the same round
         if type(self).receive is not RoundAlgorithm.receive:

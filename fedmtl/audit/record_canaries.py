@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..privacy.activations import Activations, Window
+from ..privacy.activations import Activations, ChargedBlock
 from ..privacy.dp_sgd import LocalSteps
 from ..privacy.gradients import GradientPlan
 from ..privacy.noise.laws import NoiseLaw
@@ -175,7 +175,7 @@ class CanaryActivations(Planted, Activations):
 
     canaries: RecordCanaries
 
-    def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
+    def _noised(self, total: np.ndarray, start: int, window: ChargedBlock) -> np.ndarray:
         clients = torch.from_numpy(window.receipt.clients[start])
         client = int(clients[0])
         if client < 0:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from ..privacy import Activations, Gradients, Release, Rounds
-from ..privacy.activations import Window
+from ..privacy.activations import ChargedBlock
 from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import Clip, RowTotal
@@ -97,7 +97,7 @@ class RecordedRounds(_Recorded, Rounds):
             self.tap(self._begun(name).step, name, clients, rows)
         return value
 
-    def _new_total(self, release: Release, clip: Clip) -> RowTotal:
+    def _empty_total(self, release: Release, clip: Clip) -> RowTotal:
         assert release.width is not None  # as there is a clip
         total = _TappedTotal(release.dimension, clip, release.width)
         if self.tap is not None:
@@ -208,7 +208,7 @@ class _RecordedSteps(LocalSteps):
 class RecordedActivations(_Recorded, Activations):
     """Activations whose releases are recorded, tapped and replayed."""
 
-    def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
+    def _sums(self, gradients: Sequence[Gradients], window: ChargedBlock, start: int) -> np.ndarray:
         # as with local steps: the value is that of the recording
         if self.replays and self.tap is None:
             return np.zeros((self.replicates, self.records.plan.dimension))
@@ -222,7 +222,7 @@ class RecordedActivations(_Recorded, Activations):
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
         return sums
 
-    def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
+    def _noised(self, total: np.ndarray, start: int, window: ChargedBlock) -> np.ndarray:
         step = window.receipt.first + start
         if self.replays:
             value: np.ndarray = self.replayed(step, GRADIENT).numpy()

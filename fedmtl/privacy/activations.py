@@ -28,7 +28,7 @@ _DRAWN = 1 << 20  # numbers of noise drawn ahead, if nothing is lost by that
 
 
 @dataclass(eq=False)
-class Window:
+class ChargedBlock:
     """A block of activations that is charged.
 
     Attributes:
@@ -102,7 +102,7 @@ class Activations(Channel):
         assert calibration.gradients is not None  # these clients release nothing else
         self.schedule = schedule
         self.records: Records = self.records_of(calibration.gradients)
-        self._window: Window | None = None
+        self._window: ChargedBlock | None = None
         self._end = 0  # the activation after the last one that has begun
         self._secure = self.source.name == "secure"
 
@@ -165,7 +165,7 @@ class Activations(Channel):
             clients = self.accountant.within_caps(clients[:, :, None])[:, :, 0]
         return clients
 
-    def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> Window:
+    def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> ChargedBlock:
         divisors = np.where(acting >= 0, self.records.plan.expected[acting], 1.0)
         scales = self.records.scales(acting, uses)
         nothing = np.zeros((0, self.replicates, self.records.plan.dimension))
@@ -175,7 +175,7 @@ class Activations(Channel):
         noise_std = np.zeros_like(scales)
         if self.costs is not None:
             noise_std = self.records.law.std(1.0, self.records.plan.dimension) * scales / divisors
-        return Window(
+        return ChargedBlock(
             receipt=BlockReceipt(first, acting, uses),
             answering=acting >= 0,
             groups=_grouped(acting),
@@ -242,7 +242,7 @@ class Activations(Channel):
         window.receipt.spend(start)
         return self._noised(sums, start, window)
 
-    def _next(self) -> tuple[Window, int]:
+    def _next(self) -> tuple[ChargedBlock, int]:
         """Returns the block, and the place in it of the next activation."""
         if self._window is None:
             raise PrivacyError("No activation has begun, so nothing is charged for it.")
@@ -272,7 +272,7 @@ class Activations(Channel):
 
     # Sums and noise
 
-    def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
+    def _sums(self, gradients: Sequence[Gradients], window: ChargedBlock, start: int) -> np.ndarray:
         """Returns (R, D): clipped sums over the records of the clients that act at place ``start``
         and take part; zero if no client acts."""
         groups = window.groups[start]
@@ -303,7 +303,7 @@ class Activations(Channel):
             sums[np.concatenate([runs for _, runs in groups])] = np.concatenate(parts)
         return sums
 
-    def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
+    def _noised(self, total: np.ndarray, start: int, window: ChargedBlock) -> np.ndarray:
         """Returns means, with their noise, of sums (R, D) at place ``start`` of the window."""
         divisors = window.divisors[start]
         if self.costs is None:
@@ -324,7 +324,7 @@ class Activations(Channel):
             )
         return means
 
-    def _draw_noise(self, window: Window, start: int) -> None:
+    def _draw_noise(self, window: ChargedBlock, start: int) -> None:
         """Draws the noise of the activations of the block from place ``start`` on."""
         part = slice(
             start, start + max(1, _DRAWN // max(1, self.replicates * self.records.plan.dimension))
@@ -346,7 +346,7 @@ class Activations(Channel):
 
 
 def _grouped(clients: np.ndarray) -> list[list[tuple[int, np.ndarray]]]:
-    """Returns the groups of a :class:`Window` of ``clients`` (S, R)."""
+    """Returns the groups of a :class:`ChargedBlock` of ``clients`` (S, R)."""
     order = clients.argsort(1, kind="stable")
     ordered = np.sort(clients, 1)
     begins = np.ones(clients.shape, dtype=bool)

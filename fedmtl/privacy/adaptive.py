@@ -168,7 +168,7 @@ class CountBelowNorm:
         Raises:
             PrivacyError: the receipt has not been spent on this count.
         """
-        step = receipt.paid(self.name)
+        step = receipt.step_paid_for(self.name)
         denominator = self.release.denominator
         sensitivity = count_sensitivity(self.release.relation)
         noise = IndependentNoise(

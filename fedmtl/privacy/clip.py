@@ -50,8 +50,9 @@ class Clip:
         stability: gamma, in units of the vectors, for automatic clipping: every vector w is scaled
             to ``C w / (norm(w) + gamma)``, also a short one (Bu, Wang, Zha, Karypis: "Automatic
             clipping: differentially private deep learning made easier and stronger", NeurIPS 2023,
-            equation (4)). It is never longer than C, so the sensitivity is the same. None: only
-            longer vectors are scaled.
+            equation (4)). It is never longer than C, so the sensitivity is the same. It is for
+            gradients of single records, :func:`clip_rows`; sums of clients' rows do not read it.
+            None: only longer vectors are scaled.
 
     Raises:
         ConfigError: a bound beyond these.

@@ -216,7 +216,7 @@ class ClippedSum:
         if not sums or (rows.dimension, rows.clip, rows.width) != own:
             raise PrivacyError(
                 f"Release {self.name!r} of form {release.form!r} got a sum with another clip or "
-                "grid than its own; take the sum that Rounds.total returns in this round."
+                "grid than its own; take the sum that Rounds.new_total returns in this round."
             )
         if rows.clients != sorted(clients.tolist()):
             raise PrivacyError(
@@ -277,14 +277,15 @@ class ClippedSum:
         Raises:
             PrivacyError: the receipt has not been spent on this release.
         """
-        step = receipt.paid(self.name)
+        step = receipt.step_paid_for(self.name)
         if self._noise is None:
             return total / self.denominator
-        noise, width = self._noise.at(step)
-        value = noised(total, noise, width) / self.denominator
-        if width is not None:
+        # the noise has a grid of its own, coarser or finer than that of sums
+        noise, noise_width = self._noise.at(step)
+        value = noised(total, noise, noise_width) / self.denominator
+        if noise_width is not None:
             # The value is the caller's, which may write into it.
-            self.on_grid = GridValue(step, value.clone(), width, self.denominator)
+            self.on_grid = GridValue(step, value.clone(), noise_width, self.denominator)
         return value
 
 

@@ -78,7 +78,7 @@ class Receipt:
             )
         self._spent[name] = senders
 
-    def paid(self, name: str) -> int:
+    def step_paid_for(self, name: str) -> int:
         """Returns the number of the round for a release that this receipt has been spent on; it
         addresses the noise.
 
@@ -106,7 +106,7 @@ class Receipt:
         Raises:
             PrivacyError: the receipt has not been spent on it.
         """
-        self.paid(name)
+        self.step_paid_for(name)
         return self._spent[name]
 
 

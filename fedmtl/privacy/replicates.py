@@ -85,7 +85,7 @@ class ReplicatedRounds(Rounds):
     noise of its own source and of its own budget.
     """
 
-    def total(self, name: str) -> RowTotal | None:
+    def new_total(self, name: str) -> RowTotal | None:
         self._declared(name)
         return None
 

@@ -216,7 +216,7 @@ class Rounds(Channel):
         Args:
             name: a declared release, once a round.
             rows: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0;
-                or the sum that they were added to, of :meth:`total`.
+                or the sum that they were added to, of :meth:`new_total`.
                 A row with a NaN or infinity counts as zero and the denominator stays; an empty
                 cohort still releases noise.
             clients: (k,) int64, positions of the clients that the rows are of, each in the cohort,
@@ -229,13 +229,13 @@ class Rounds(Channel):
         Raises:
             PrivacyError: an undeclared name, a second release of the name in this round, no round
                 that has begun, rows of the wrong shape, or of clients that were not drawn; another
-                sum than that of :meth:`total`, or one of other clients' rows.
+                sum than that of :meth:`new_total`, or one of other clients' rows.
         """
         receipt = self._begun(name)
         mechanism = self._mechanisms[name]
         if isinstance(rows, RowTotal) and rows is not self._totals.get(name):
             raise PrivacyError(
-                f"Release {name!r} got a sum that Rounds.total did not make last in step "
+                f"Release {name!r} got a sum that Rounds.new_total did not make last in step "
                 f"{receipt.step}."
             )
         if mechanism.release.unit == "record":
@@ -276,7 +276,7 @@ class Rounds(Channel):
             assert self.local is not None  # a round has begun
             self.local.check_sums(rows, clients)
 
-    def total(self, name: str) -> RowTotal | None:
+    def new_total(self, name: str) -> RowTotal | None:
         """Returns a new sum for the round that has begun, to which rows are added as they are made.
         :meth:`release` takes only the last one, so that rows of an attempt that failed are in no
         release. Returns None if the release needs the single rows: short ones, matrices, and with
@@ -295,10 +295,10 @@ class Rounds(Channel):
             return None
         if name in self.row_noise or self._adaptive is not None:
             return None
-        self._totals[name] = self._new_total(release, clip)
+        self._totals[name] = self._empty_total(release, clip)
         return self._totals[name]
 
-    def _new_total(self, release: Release, clip: Clip) -> RowTotal:
+    def _empty_total(self, release: Release, clip: Clip) -> RowTotal:
         """Returns an empty sum of the rows of one release of the round that has begun."""
         assert release.width is not None  # as there is a clip
         return RowTotal(release.dimension, clip, release.width)

@@ -28,7 +28,7 @@ def collected(dimension: int, rows: torch.Tensor, pieces=PIECES):
     messages = Messages(channel)
     for clients in pieces:
         messages.add(clients, {"update": rows[clients]})
-    (message,) = messages.by_release(torch.arange(CLIENTS)).values()
+    (message,) = messages.take(torch.arange(CLIENTS)).values()
     return channel, message
 
 
@@ -63,13 +63,13 @@ def test_rows_of_replicates_are_joined_by_client():
     class Door:
         """A channel that needs the rows."""
 
-        def total(self, name):
+        def new_total(self, name):
             return None
 
     messages = Messages(Door())
     for clients in PIECES:
         messages.add(clients, {"update": rows[:, clients]})
-    (message,) = messages.by_release(torch.arange(CLIENTS)).values()
+    (message,) = messages.take(torch.arange(CLIENTS)).values()
     assert torch.equal(message, rows)
 
 

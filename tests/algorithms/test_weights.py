@@ -99,7 +99,7 @@ def test_rows_that_are_added_up_as_they_are_made_have_their_weights(
     assert not torch.equal(
         made, run(replace(algorithm, cap=1), problem, privacy=privacy).public["global"]
     )
-    monkeypatch.setattr(Rounds, "total", lambda self, name: None)
+    monkeypatch.setattr(Rounds, "new_total", lambda self, name: None)
     assert torch.equal(made, run(algorithm, problem, privacy=privacy).public["global"])
 
 

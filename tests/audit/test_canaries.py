@@ -187,7 +187,7 @@ def test_a_clip_that_fails_shows(monkeypatch):
         return original(rows, type(clip)(1e6), width)
 
     monkeypatch.setattr(fedmtl.privacy.mechanism, "clipped_sum", unclipped)
-    monkeypatch.setattr(fedmtl.privacy.rounds.Rounds, "total", lambda self, name: None)
+    monkeypatch.setattr(fedmtl.privacy.rounds.Rounds, "new_total", lambda self, name: None)
     broken, _ = played(FullParticipation())
 
     assert right(sound) < 0.72
@@ -210,7 +210,7 @@ def test_a_long_sum_that_is_made_row_by_row_has_the_same_canaries():
         rows = torch.linspace(-1, 1, CLIENTS * 20_000, dtype=torch.float64).view(CLIENTS, -1)
         message = rows
         if streamed:
-            message = channel.total("update")
+            message = channel.new_total("update")
             message.add(clients, rows)
         values.append(
             (channel.release("update", message, clients), channel.canaries.state()["scores"])
@@ -229,7 +229,7 @@ def test_a_long_sum_to_which_no_canary_adds_a_row():
     channel.canaries.coins[:] = False
     clients = channel.draw(0)
     channel.begin(0, clients)
-    message = channel.total("update")
+    message = channel.new_total("update")
     message.add(clients, torch.ones(CLIENTS, 20_000, dtype=torch.float64))
     channel.release("update", message, clients)
     assert bool((channel.canaries.scores != 0).all())

@@ -269,7 +269,7 @@ def test_a_sum_is_that_of_its_own_round() -> None:
     privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
     channel = open_channel(privacy, (plan,), FullParticipation().bind(CLIENTS), seed=0, steps=2)
     channel.begin(0, channel.draw(0))
-    total = channel.total("update")
+    total = channel.new_total("update")
     assert total is not None
     total.add(EVERYONE, torch.ones(CLIENTS, size))
     channel.begin(1, channel.draw(1))

@@ -68,7 +68,7 @@ def test_a_sum_in_parts_is_the_sum_of_the_rows(bound) -> None:
 
 def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
     channel, cohort = begun()
-    total = channel.total("update")
+    total = channel.new_total("update")
     with pytest.raises(PrivacyError, match=f"sum of 0 rows.* each of {len(cohort)} clients"):
         channel.release("update", total, cohort)
     rows = rows_of(len(cohort))
@@ -87,9 +87,9 @@ def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
         with pytest.raises(PrivacyError, match="of others than"):
             channel.release("update", total, cohort)
     with pytest.raises(PrivacyError, match="'other' was not declared"):
-        channel.total("other")
+        channel.new_total("other")
     channel, cohort = begun()
-    others, total = torch.cat([cohort[1:], torch.tensor([absent])]), channel.total("update")
+    others, total = torch.cat([cohort[1:], torch.tensor([absent])]), channel.new_total("update")
     total.add(others, rows)
     with pytest.raises(PrivacyError, match=f"row of client {absent}, who was not drawn"):
         channel.release("update", total, others)
@@ -100,10 +100,10 @@ def test_a_release_of_a_sum_is_that_of_its_rows_of_which_a_tap_hears(mechanism) 
     """Rows of an attempt that failed are in no release: with all rows again, each would be there twice."""
     (tapped, cohort), (plain, _) = begun(mechanism=mechanism), begun(mechanism=mechanism)
     rows, heard = rows_of(len(cohort)), list[tuple[int, str, Tensor, Tensor]]()
-    failed = tapped.total("update")
+    failed = tapped.new_total("update")
     failed.add(cohort, rows)
     tapped.tap = lambda *row: heard.append(row)
-    total = tapped.total("update")
+    total = tapped.new_total("update")
     for part in (slice(0, 2), slice(2, None)):
         total.add(cohort[part], rows[part])
     with pytest.raises(PrivacyError, match="did not make last"):
@@ -121,7 +121,7 @@ def test_a_release_of_a_sum_is_that_of_its_rows_of_which_a_tap_hears(mechanism) 
 )
 def test_a_sum_that_the_channel_did_not_make_in_this_round_is_refused(size, bound) -> None:
     channel, cohort = begun()
-    assert channel.total("update") is not None
+    assert channel.new_total("update") is not None
     other = RowTotal(size, bound, sum_width(1.5, 9))
     other.add(cohort, torch.zeros(len(cohort), size))
     with pytest.raises(PrivacyError, match=r"did not make last in step 0"):
@@ -130,12 +130,14 @@ def test_a_sum_that_the_channel_did_not_make_in_this_round_is_refused(size, boun
 
 def test_rows_are_asked_for_where_they_are_needed(monkeypatch) -> None:
     channel, _ = begun()
-    assert channel.total("update") is not None
-    assert begun(clip_norm=QuantileClip(initial=1.0, count_noise=3.0))[0].total("update") is None
+    assert channel.new_total("update") is not None
+    assert (
+        begun(clip_norm=QuantileClip(initial=1.0, count_noise=3.0))[0].new_total("update") is None
+    )
     matrices = ReleasePlan(name="update", dimension=SIZE, form="symmetric")
-    assert begun(matrices)[0].total("update") is None
+    assert begun(matrices)[0].new_total("update") is None
     monkeypatch.setattr(clip, "_LONG", SIZE + 1)
-    assert begun()[0].total("update") is None
+    assert begun()[0].new_total("update") is None
 
 
 def images(clients: int, extreme: float) -> FederatedDataset:
@@ -200,7 +202,7 @@ def test_runs_have_the_same_bits(algorithm, model, monkeypatch) -> None:
     summed = run()
     assert len(released) == 3
     assert all(released)
-    monkeypatch.setattr(Rounds, "total", lambda self, name: None)
+    monkeypatch.setattr(Rounds, "new_total", lambda self, name: None)
     by_rows = run()
     assert len(released) == 3
     assert torch.equal(summed.shared.nan_to_num(7.0), by_rows.shared.nan_to_num(7.0))
