@@ -48,7 +48,6 @@ from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.saving import Checkpoints
 
 TRAIN, TEST, WIDTH, CLASSES = 5, 2, 16, 4
-COHORT = 100
 ALGORITHMS = {"pmtl": PMTL, "fedavg": FedAvg}
 SAMPLERS = {"poisson": PoissonSampling, "fixed": FixedCohort}
 COLUMNS = ("open", "start", "rounds", "evaluation", "checkpoint", "files", "other")
@@ -124,7 +123,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         algorithm=ALGORITHMS[arguments.algorithm](local=LocalSGD(lr=0.1, batch_size=5)),
         data=data,
         model=models.softmax_regression(),
-        schedule=SAMPLERS[arguments.sampling](cohort=COHORT),
+        schedule=SAMPLERS[arguments.sampling](cohort=arguments.cohort),
         privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0, delta=1e-8),
         rounds=arguments.rounds,
         folder=arguments.folder,
@@ -192,6 +191,7 @@ def main() -> None:
     parser.add_argument(
         "--evaluate", default="1000", help="number of clients that are evaluated, or all"
     )
+    parser.add_argument("--cohort", type=int, default=100, help="clients of a round")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument(
         "--data", type=Path, help="keep the populations in this folder (default: a temporary one)"
@@ -221,6 +221,7 @@ def main() -> None:
                     ]
                     words += ["--sampling", sampling, "--evaluate", arguments.evaluate]
                     words += ["--rounds", str(arguments.rounds), "--algorithm", arguments.algorithm]
+                    words += ["--cohort", str(arguments.cohort)]
                     text = subprocess.run(
                         words, check=True, stdout=subprocess.PIPE, text=True
                     ).stdout
