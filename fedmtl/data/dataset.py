@@ -138,8 +138,8 @@ class FederatedDataset:
     def side(self, side: Side) -> Examples:
         """Returns the training or the test examples.
 
-        Raises:
-            ConfigError: ``side`` is neither ``"train"`` nor ``"test"``.
+        Args:
+            side: ``"train"`` or ``"test"``; anything else is a :class:`ConfigError`.
         """
         if side not in SIDES:
             raise ConfigError(f"side is {side!r}; accepted: {', '.join(map(repr, SIDES))}.")
