@@ -134,24 +134,24 @@ def arguments(node: Mapping[str, Any], place: str) -> tuple[Callable[..., Any], 
     return target, parts
 
 
-def _check_arguments(made: Any, values: Config, place: str) -> None:
+def _check_arguments(target: Any, values: Config, place: str) -> None:
     """Refuses an argument that a class or function does not have.
 
     Args:
-        made: the class or function.
+        target: the class or function.
         values: of the arguments by name.
         place: the dotted key of the object that it makes; empty for the trainer.
 
     Raises:
         ConfigError: the setting by its key, with the nearest ones.
     """
-    parameters = inspect.signature(made).parameters
+    parameters = inspect.signature(target).parameters
     free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in (name for name in values if name not in parameters and not free):
         key, *near = (
             f"{place}.{key}".lstrip(".") for key in (name, *nearest(name, list(parameters)))
         )
-        raise no_setting(key, list(parameters), near, f" of {made.__name__}")
+        raise no_setting(key, list(parameters), near, f" of {target.__name__}")
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def combinations(typed: Typed) -> list[list[str]]:
     return [list(run) for run in runs]
 
 
-def course(typed: Typed, name: str, *, multirun: bool) -> tuple[bool, Path | None]:
+def mode_and_folder(typed: Typed, name: str, *, multirun: bool) -> tuple[bool, Path | None]:
     """Returns True for a sweep, and the folder that the user has chosen, None for a new one.
 
     A setting, or a file of the user's, chooses Hydra's mode of a sweep, ``hydra.mode: MULTIRUN``,

@@ -29,7 +29,7 @@ from .config import (
     Config,
     combinations,
     compose,
-    course,
+    mode_and_folder,
     printed,
     resolve,
     without_leftovers,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def train(words: list[str], process: Process) -> int:
-    """Trains a run, or every run of a sweep, after a check of all of them.
+    """Trains a run, or the runs of a sweep, which are all checked before the first one.
 
     Hydra composes, sweeps and names the folders.
     """
@@ -61,14 +61,14 @@ def train(words: list[str], process: Process) -> int:
     folder = None
     with process.agree():
         if not shows:
-            multirun, folder = course(typed, options.config_name, multirun=multirun)
+            multirun, folder = mode_and_folder(typed, options.config_name, multirun=multirun)
         elif options.cfg == "job" and not multirun:
             config = compose(typed.words, options.config_name)
             if process.writes:
                 text = printed(config, options.package, resolve=options.resolve)
                 show(text.removesuffix("\n"))
             return 0
-        jobs = _checked_jobs(typed, options.config_name, process, multirun=multirun)
+        jobs = _jobs_of(typed, options.config_name, process, multirun=multirun)
     with ExitStack() as stack:
         place: list[str] = []
         if shows:
@@ -77,7 +77,7 @@ def train(words: list[str], process: Process) -> int:
             place = stack.enter_context(_placed(folder, process, multirun=multirun))
         # Hydra reads no option behind a setting
         first = [word for word in words if word not in typed.words]
-        _hydra([*first, *typed.words, *place], jobs.train, typed)
+        _run_by_hydra([*first, *typed.words, *place], jobs.train, typed)
     if multirun:
         return end_of_sweep(process)
     return 0
@@ -149,7 +149,7 @@ class _Jobs:
                 write_config(place.root, of_task, self.configs[number])
 
 
-def _checked_jobs(typed: Typed, name: str, process: Process, *, multirun: bool) -> _Jobs:
+def _jobs_of(typed: Typed, name: str, process: Process, *, multirun: bool) -> _Jobs:
     """Returns the runs of a command. Those of a sweep are checked before any is trained: a fault in
     the last one is not found after hours.
 
@@ -202,7 +202,7 @@ def _placed(place: Path | None, process: Process, *, multirun: bool) -> Iterator
         yield words
 
 
-def _hydra(words: list[str], task: Callable[[Any], float | None], typed: Typed) -> None:
+def _run_by_hydra(words: list[str], task: Callable[[Any], float | None], typed: Typed) -> None:
     """Calls ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     register()
     before = sys.argv
