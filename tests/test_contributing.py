@@ -5,10 +5,21 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import cache_from_source
 from pathlib import Path
+from types import FrameType
 
 import fedmtl
+from fedmtl import (
+    ClientPrivacy,
+    FedAvg,
+    LocalSGD,
+    PoissonSampling,
+    Trainer,
+    load_data,
+    models,
+)
 from fedmtl.cli.names import config_folder
 
 TEXT = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -63,7 +74,7 @@ print([main(words.split()) for words in sys.argv[1:]])
 def test_the_walks_name_files_and_functions_that_exist():
     text = TEXT.read_text(encoding="utf-8")
     (walks,) = re.findall(
-        r"^## Three walks through the code\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE
+        r"^## Four walks through the code\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE
     )
     root = Path(fedmtl.__file__).parent
     named = re.findall(r"`([\w/]+\.py)`(?:: `([\w.]+)`)?", walks)
@@ -79,3 +90,51 @@ def test_the_walks_name_files_and_functions_that_exist():
             assert not part or re.search(
                 rf"^ *(def|class) {part}\b", path.read_text(), re.MULTILINE
             ), (file, name)
+
+
+def entered(call: Callable[[], object]) -> list[tuple[str, str]]:
+    """The functions of the package that a call enters, each once, in the order of their first calls."""
+    root = Path(fedmtl.__file__).parent
+    found: dict[tuple[str, str], None] = {}
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(root)):
+            file = Path(code.co_filename).relative_to(root).as_posix()
+            found.setdefault((file, code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return list(found)
+
+
+def test_a_run_enters_the_functions_of_two_walks_in_their_order(tmp_path):
+    """The release, and the round: the functions that the column "where" names."""
+    trainer = Trainer(
+        algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        data=load_data("digits", clients=4),
+        model=models.softmax_regression(),
+        schedule=PoissonSampling(2),
+        privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0),
+        rounds=2,
+        folder=tmp_path / "run",
+        baselines=(),
+        progress=False,
+    )
+    order = entered(trainer.fit)
+    text = TEXT.read_text(encoding="utf-8")
+    for walk, folder, count in (("A release", "privacy/", 7), ("A round", "", 11)):
+        (table,) = re.findall(rf"^\*\*{walk}\*\*.*?\n\n(\|.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+        where = [row.split("|")[2] for row in table.splitlines()[2:]]
+        named = re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", " ".join(where))
+        places = []
+        for file, name in named:
+            if name[0].isupper() and "." not in name:  # a class: its call
+                name = f"{name}.__call__"
+            places.append(order.index((folder + file, name)))
+        assert len(places) >= count
+        # a function that two rows name is entered once for both
+        assert places == sorted(places), walk
