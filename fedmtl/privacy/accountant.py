@@ -23,6 +23,10 @@ from .ledger import Ledger
 class PrivacyAccountant:
     """The charges of a run, or of R repetitions of it, against its budgets.
 
+    Charging, the check before it and the epsilon after it read the same counts, of one account or
+    of one for each client; they stand in one class so that no caller can change one without the
+    others.
+
     Args:
         clients: n, the population.
         steps: planned number of steps.

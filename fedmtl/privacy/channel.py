@@ -31,6 +31,8 @@ from .settings import Privacy, RecordPrivacy
 class Channel(ABC):
     """The common part of both kinds of channel; :func:`~fedmtl.privacy.open_channel` makes them.
 
+    Most of its methods answer one question of the report or of a checkpoint each.
+
     Attributes:
         settings: the privacy of all replicates, or of each; empty without privacy.
         privacy: the settings, of replicates those with the largest epsilon; None without privacy.

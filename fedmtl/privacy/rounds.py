@@ -34,15 +34,15 @@ from .release import Release, ReleasePlan
 
 
 class Rounds(Channel):
-    """The channel of a run in rounds.
+    """The channel of a run in rounds: charge, receipts and mechanisms of one round in one object,
+    so that no release meets the receipt of another round. ``_mechanism``, ``_count``,
+    ``_local_steps`` and ``_empty_total`` are methods for ranks, replicates and the audit to replace.
 
     Args:
         calibration: the settings, the sampler and the releases with their noise.
         accountant: of the charges.
         sources: of the noise and cohorts of each replicate.
-        order: see :func:`open_channel`.
-        ledger_name: of the ledger, for the report.
-        notes: of parts that no epsilon covers.
+        order, ledger_name, notes: see :func:`open_channel` and :class:`Channel`.
 
     Attributes:
         sampler: the law of the cohorts, with its cap on uses if it has one.
