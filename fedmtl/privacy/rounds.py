@@ -36,7 +36,7 @@ from .release import Release, ReleasePlan
 class Rounds(Channel):
     """The channel of a run in rounds: charge, receipts and mechanisms of one round in one object,
     so that no release meets the receipt of another round. ``_mechanism``, ``_count``,
-    ``_local_steps`` and ``_empty_total`` are methods for ranks, replicates and the audit to replace.
+    ``_local_steps`` and ``_empty_total`` are methods that ranks, replicates and the audit replace.
 
     Args:
         calibration: the settings, the sampler and the releases with their noise.
