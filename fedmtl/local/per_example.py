@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 
 from .._devices import on_device
 from ..errors import ConfigError
-from .losses import Loss, example_losses
+from .losses import Loss, cross_entropy, example_losses
 from .module import StackedModule
 from .products import output_gradient
 
@@ -289,10 +289,25 @@ def _gradient_by_products(stack: StackedModule, loss: Loss) -> Gradients:
         values = network.forward(parameters, x)
         if values is None:
             return otherwise(parameters, address, x, y, position)
-        # of each example's own loss, none of which is divided by their number
-        signal = output_gradient(loss, values[-1], y, torch.ones_like(position, dtype=x.dtype))
+        signal = _signal_apart(loss, values[-1], y)
         target = parameters.new_empty(position.numel(), parameters.shape[1])
         network.descend(parameters, values, signal, target, keep=0.0, rate=-1.0)
         return target
 
     return gradient
+
+
+def _signal_apart(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Returns the gradient of each example's own loss by its outputs: (A, B, ...)."""
+    if loss is cross_entropy:
+        # by a formula, without the loss; the weight 1 divides none of them by their number
+        return output_gradient(loss, outputs, targets, outputs.new_ones(outputs.shape[:2]))
+
+    def loss_of_one(own: Tensor, target: Tensor) -> Tensor:
+        return example_losses(loss, own[None, None], target[None, None])[0, 0]
+
+    # A loss of the caller's own sees one example at a time, so that none has a way into the
+    # gradients of others, past their clip.
+    over_examples = vmap(vmap(grad(loss_of_one)))
+    signal: Tensor = over_examples(outputs, targets)
+    return signal

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmtl.local import Layout, StackedModule, example_gradients, unfolded
+from fedmtl.local import Layout, StackedModule, check_loss, example_gradients, unfolded
 from fedmtl.local.convolutions import ConvolutionalNetwork
 from fedmtl.local.losses import LOSSES
 from fedmtl.local.per_example import ALIKE, PIECE
@@ -115,3 +115,33 @@ def test_gradients_of_records_on_a_device_are_those_of_the_cpu(
     assert len(found) == 5 + 32 + 17
     assert torch.equal(owner, usual_owner)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def rescaled(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss in units of the largest target above 100, which the two examples of its check do not show."""
+    return ((outputs[:, 0] - targets) / targets.abs().max().clamp(min=100.0)).square()
+
+
+@pytest.mark.parametrize("width", [PIECE, ALIKE])
+def test_a_loss_sees_one_record_at_a_time(width: int) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 1)).double()
+    check_loss(rescaled, (1,), torch.tensor([0.0, 1.0]), torch.float64)
+    x = torch.randn(COPIES, 32, 1, 6, 6, dtype=torch.float64)
+    usual = torch.randn(COPIES, 32, dtype=torch.float64)
+    other = usual.clone()
+    other[0, 7] = 1e9
+    place = torch.device(NAME)
+
+    def gradients(y: Tensor) -> Tensor:
+        stack = StackedModule(module, capacity=COPIES, device=place, dtype=torch.float64)
+        stack.load(torch.ones(COPIES, 37, dtype=torch.float64).to(place), COPIES)
+        everybody = torch.ones(COPIES, 32, dtype=torch.bool)
+        chunks = example_gradients(
+            stack, x.to(place), y.to(place), rescaled, mask=everybody, width=width
+        )
+        return torch.cat([rows.cpu() for rows, _ in chunks])
+
+    with simulated():
+        changed = (gradients(usual) != gradients(other)).any(1)
+    # the records in the order of their gradients, of which one alone has another target
+    assert int(changed.sum()) == 1
