@@ -292,8 +292,10 @@ def judges(wide: float = 1.0) -> dict[str, Source]:
 SOURCES = {
     **panels(),
     **panels(3.0),
+    **panels(3.0),
     **panels(10.0),
     **judges(),
+    **judges(3.0),
     **judges(3.0),
     **judges(10.0),
     "diabetes": Source("diabetes, dealt", "", diabetes),
