@@ -692,7 +692,7 @@ _noise_of_the_local_cohort = edit(
     "(noise * (self.receipt.charged > 0).double().mean())[:, 0]",
 )
 _doubled_in_a_step = edit(
-    ClippedSum.noised_mean, "noise, width) /", "noise * (1 + (step == 3)), width) /"
+    ClippedSum.noised_mean, "noise, noise_width) /", "noise * (1 + (step == 3)), noise_width) /"
 )
 _addressed_by_the_sum = edit(
     ClippedSum.noised_mean,

@@ -108,9 +108,9 @@ def run(
 
 def personal(state: State) -> Tensor:
     """W = P + Q of every repetition, (R, T, d), as the run left them."""
-    own = state.public.get("own")
+    own = state.public.get("q")
     if own is None:
-        own = state.private.gather("own", torch.arange(state.private.clients)).transpose(0, 1)
+        own = state.private.gather("q", torch.arange(state.private.clients)).transpose(0, 1)
     return state.public["shared"] + own
 
 
