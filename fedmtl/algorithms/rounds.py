@@ -19,7 +19,7 @@ from .base import Algorithm, Public, State
 from .cohort import Cohort, Own
 from .problem import Problem
 from .returned import checked_models, checked_own, checked_public, checked_update, unchanged
-from .starts import Start, one_start_needed, starts
+from .starts import one_start_needed, starts, weighted
 from .store import ClientStore
 
 
@@ -255,45 +255,55 @@ class RoundAlgorithm(Algorithm):
             ``state``, after the round.
         """
         store = state.private
-        ascending = block.ascending()  # as the store's rows
+        ids = block.cohort.sort().values  # as the store's rows
         mine = Cohort(
             problem=problem,
-            ids=ascending.cohort[problem.places_here(ascending.cohort)],
+            ids=ids[problem.places_here(ids)],
             public=state.public,
             round=block.first,
             clips=channel.clips,
             charged_steps=channel.local,
             members=block.cohort,
         )
+        # all start from the present public state, and count alike, unless the schedule is Buffered
+        cohorts: list[tuple[Cohort, Tensor | None]] = [(mine, None)]
+        if block.asked is not None:
+            cohorts = self._asked_earlier(mine, block, state)
         messages = Messages(channel)
-        # one start, the present public state, unless the schedule is Buffered
-        for start in self._starts(mine, ascending, state):
-            for ids, c in self._pieces(start.cohort, store):
+        for cohort, weights in cohorts:
+            for ids, c in self._pieces(cohort, store):
                 rows, own = self._computed(c)
                 store.scatter_all(ids, own)
-                messages.add(ids, start.weighted(ids, rows))
+                if weights is not None:
+                    places = torch.searchsorted(cohort.ids, ids)
+                    rows = weighted(rows, weights[places], mine.clips)
+                messages.add(ids, rows)
                 del rows, own, c  # frees their memory before the next piece
         # private up to here; the server computes from releases alone
         sent = messages.take(mine.ids)
-        state.public = self.release_and_update(problem, state.public, sent, ascending, channel)
+        state.public = self.release_and_update(
+            problem, state.public, sent, mine.ids, block.first, channel
+        )
         # clients of a method that needs the new public state in the same round
         if type(self).receive is not RoundAlgorithm.receive:
             for ids, c in self._pieces(replace(mine, public=state.public), store):
                 store.scatter_all(ids, self._received(c))
         return state
 
-    def _starts(self, mine: Cohort, block: Block, state: State) -> list[Start]:
-        """Returns the clients of a round by the public state from which they start.
+    def _asked_earlier(
+        self, mine: Cohort, block: Block, state: State
+    ) -> list[tuple[Cohort, Tensor | None]]:
+        """Returns the clients of a round of :class:`~fedmtl.Buffered`, see :func:`.starts.starts`.
 
-        It is the present one for all of them, but under :class:`~fedmtl.Buffered` that of the
-        moment at which a client was asked; ``state`` then keeps those that later rounds may use.
+        A client starts from the public state of the moment at which it was asked; ``state`` keeps
+        those that later rounds may use.
         """
-        if block.asked is None:
-            return [Start(mine)]
         self.check_starts()
+        ascending = block.ascending()
+        assert ascending.asked is not None
         known = {**state.earlier, block.first: state.public}
-        state.earlier = {version: known[version] for version in sorted(block.asked.kept)}
-        return starts(mine, block, block.asked, known, self.own_starts)
+        state.earlier = {version: known[version] for version in sorted(ascending.asked.kept)}
+        return starts(mine, ascending.cohort, ascending.asked, known, self.own_starts)
 
     def _computed(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
         """Returns the messages of a cohort, one row of each client, and the clients' new states,
@@ -329,7 +339,8 @@ class RoundAlgorithm(Algorithm):
         problem: Problem,
         public: Public,
         rows: Mapping[str, Message],
-        block: Block,
+        clients: Tensor,
+        step: int,
         channel: Rounds,
     ) -> dict[str, Tensor]:
         """Releases the messages of a round and returns the public state after
@@ -340,21 +351,21 @@ class RoundAlgorithm(Algorithm):
         Args:
             problem: its public parts.
             public: the public state, not to be changed.
-            rows: the messages of :meth:`client_update` by release: (k, D) in the order of the
-                block's cohort, or of its clients that this rank computes.
-            block: the participants; charged already.
+            rows: the messages of :meth:`client_update` by release, (k, D).
+            clients: int64 (k,), whose rows they are: of the cohort that is charged already, those
+                that answered, or that this rank computes.
+            step: number of the round.
             channel: makes the releases.
 
         Returns:
             The new public state, by name.
         """
-        clients = block.cohort[problem.places_here(block.cohort)]
         values = {}
         for name, message in rows.items():
             values[name] = channel.release(name, message, clients)
         noise = {name: channel.noise_std(name) for name in rows}
         bounds = {name: channel.bound_of(name) for name in rows}
-        released = Released(values, channel.denominator, noise, block.first, bounds)
+        released = Released(values, channel.denominator, noise, step, bounds)
         function = f"{type(self).__name__}.server_update"
         with unchanged(function, public):
             moved = self.server_update(problem, public, released)

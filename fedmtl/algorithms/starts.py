@@ -3,75 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
 from ..privacy.clip import Clip, clip_rows
-from ..schedules import Block
 from ..schedules.block import Asked
 from .cohort import Cohort
 
 
-@dataclass(frozen=True, eq=False)
-class Start:
-    """Clients of a round that are computed from one public state.
-
-    Attributes:
-        cohort: the clients, with that state.
-        weights: float64 (k,), public factors of their clipped rows; None for all 1.
-    """
-
-    cohort: Cohort
-    weights: Tensor | None = None
-
-    def weighted(self, ids: Tensor, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Returns the rows of some of the clients as they count in the releases.
-
-        Args:
-            ids: int64 (j,), the clients, some of the cohort's.
-            rows: their rows (j, D), by release.
-        """
-        if self.weights is None:
-            return rows
-        weights = self.weights[torch.searchsorted(self.cohort.ids, ids)]
-        return weighted(rows, weights, self.cohort.clips)
-
-
 def starts(
     mine: Cohort,
-    block: Block,
+    clients: Tensor,
     asked: Asked,
     known: Mapping[int, Mapping[str, Tensor]],
     own_starts: bool,
-) -> list[Start]:
+) -> list[tuple[Cohort, Tensor | None]]:
     """Returns the clients of a round whose participants were asked at different moments, by the
     public state from which they start.
 
     Args:
         mine: the clients that this process computes.
-        block: the round, with its clients in ascending order.
-        asked: the moments, in the order of the block.
+        clients: int64 (m,), ascending, all participants of the round.
+        asked: the moments, in the order of ``clients``.
         known: the public states that are in use, by version.
         own_starts: True for a single stack, in which each client has a shared model of its own.
+
+    Returns:
+        Cohorts, each with its public state, and the public factors float64 (k,) of its clients'
+        clipped rows; None for all 1.
     """
     if len(mine.ids) == 0:
-        return [Start(mine)]  # of a rank without a client in this round
-    places = mine.problem.places_here(block.cohort)
+        return [(mine, None)]  # of a rank without a client in this round
+    places = mine.problem.places_here(clients)
     versions = asked.versions[places]
     weights = asked.weights[places]
     used = versions.unique()
     if own_starts and len(used) > 1:
         shared = torch.stack([known[version]["global"] for version in used.tolist()])
         rows = torch.searchsorted(used, versions)
-        return [Start(replace(mine, public={"global": shared}, starts=rows), weights)]
-    found = []
+        return [(replace(mine, public={"global": shared}, starts=rows), weights)]
+    found: list[tuple[Cohort, Tensor | None]] = []
     for version in used.tolist():
         alike = versions == version
         cohort = replace(mine, ids=mine.ids[alike], public=known[version])
-        found.append(Start(cohort, weights[alike]))
+        found.append((cohort, weights[alike]))
     return found
 
 

@@ -253,7 +253,7 @@ class BufferedEngine(NodeEngine):
         rows = self.stacked(self.inbox.take(clients.tolist()))
         rows = weighted(rows, asked.weights, channel.clips)
         state.public = algorithm.release_and_update(
-            plan.problem, state.public, rows, heard, channel
+            plan.problem, state.public, rows, clients, step, channel
         )
         state.private.scatter(COUNTED, clients, asked.versions + 1)
         self.inbox.save(state.private, clients.tolist())

@@ -133,9 +133,8 @@ class NodeEngine(Engine):
                 logger.warning("round %d: client %r %s: %s", step + 1, client, left_out, error)
         counted = cohort[list(sent)]
         rows = self.stacked(list(sent.values()))
-        heard = replace(block, clients=counted[None, None])
         state.public = algorithm.release_and_update(
-            plan.problem, state.public, rows, heard, channel
+            plan.problem, state.public, rows, counted, step, channel
         )
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
         if type(algorithm).receive is not RoundAlgorithm.receive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from flwr.app import RecordDict
@@ -76,10 +76,9 @@ class SecureEngine(NodeEngine):
             return state
         place = plan.problem.data.ids.index
         clients = torch.tensor([place(name) for name in counted])
-        heard = replace(block, clients=clients[None, None])
         rows = {self.secure.release.name: total}
         state.public = algorithm.release_and_update(
-            plan.problem, state.public, rows, heard, channel
+            plan.problem, state.public, rows, clients, step, channel
         )
         state.private.scatter(COUNTED, clients, torch.full((len(clients),), step + 1))
         if type(algorithm).receive is not RoundAlgorithm.receive:
