@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .._devices import on_device
 from ..privacy import Rounds
 from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
@@ -92,41 +91,40 @@ class Messages:
             else:
                 collected.append(part)
 
-    def take(self, clients: Tensor) -> dict[str, Message]:
-        """Returns the rows of all clients, or their sum, by release.
+    def take(self) -> tuple[Tensor, dict[str, Message]]:
+        """Returns the clients, int64 (k,), and their rows in this order, or their sum, by release.
 
-        Rows are handed over, so that they are in memory once: call it once.
-
-        Args:
-            clients: int64 (k,), of all pieces, ascending: the order of the rows.
+        Their order is that of the pieces and their stacks; a release does not depend on it. Rows
+        are handed over, so that they are in memory once: call it once.
         """
-        places = [torch.searchsorted(clients, piece) for piece in self._clients]
         messages: dict[str, Message] = {}
         for name, collected in self._collected.items():
             if isinstance(collected, RowTotal):
                 messages[name] = collected
             else:
-                messages[name] = _joined(collected, places)
-        return messages
+                messages[name] = _joined(collected)
+        return torch.cat(self._clients), messages
 
 
-def _joined(parts: list[Tensor], places: list[Tensor]) -> Tensor:
-    """Joins the rows (..., k, D) of pieces, each at its places; they are taken out of the list, so
-    that none is in memory twice."""
-    count = sum(len(place) for place in places)
-    # a piece has its clients in the order of its stacks
-    if len(parts) == 1 and torch.equal(places[0], torch.arange(count)):
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Joins the rows (..., k, D) of pieces; they are taken out of the list, so that none is in
+    memory twice."""
+    if len(parts) == 1:
         return parts.pop()
     first = parts[0]
+    count = sum(part.shape[-2] for part in parts)
     dtype = first.dtype
     # clients that start from earlier models may have rows of another precision
     for part in parts:
         dtype = torch.promote_types(dtype, part.dtype)
     whole = first.new_empty(*first.shape[:-2], count, first.shape[-1], dtype=dtype)
     del first, part
-    for place in places:
+    begin = 0
+    while parts:
         part = parts.pop(0)
-        whole[..., on_device(place, part.device), :] = part.to(dtype)
+        end = begin + part.shape[-2]
+        whole[..., begin:end, :] = part
+        begin = end
     return whole
 
 
@@ -280,9 +278,9 @@ class RoundAlgorithm(Algorithm):
                 messages.add(ids, rows)
                 del rows, own, c  # frees their memory before the next piece
         # private up to here; the server computes from releases alone
-        sent = messages.take(mine.ids)
+        clients, sent = messages.take()
         state.public = self.release_and_update(
-            problem, state.public, sent, mine.ids, block.first, channel
+            problem, state.public, sent, clients, block.first, channel
         )
         # clients of a method that needs the new public state in the same round
         if type(self).receive is not RoundAlgorithm.receive:

@@ -28,28 +28,26 @@ def collected(dimension: int, rows: torch.Tensor, pieces=PIECES):
     messages = Messages(channel)
     for clients in pieces:
         messages.add(clients, {"update": rows[clients]})
-    (message,) = messages.take(torch.arange(CLIENTS)).values()
-    return channel, message
+    clients, sent = messages.take()
+    assert torch.equal(clients, torch.cat(pieces))
+    return channel, clients, sent["update"]
 
 
-def test_short_rows_are_those_of_the_clients_in_their_order():
-    rows = torch.randn(CLIENTS, SHORT, generator=torch.Generator().manual_seed(1))
-    _, message = collected(SHORT, rows)
-    assert torch.equal(message, rows)
-
-
-def test_rows_of_a_single_piece_are_in_the_order_of_the_clients():
+@pytest.mark.parametrize("pieces", [PIECES, [torch.arange(CLIENTS).flip(0)]])
+def test_short_rows_are_those_of_the_clients_that_come_with_them(pieces):
     """One stack may hold all clients, those with most local steps first."""
     rows = torch.randn(CLIENTS, SHORT, generator=torch.Generator().manual_seed(1))
-    clients = torch.arange(CLIENTS).flip(0)
-    _, message = collected(SHORT, rows, [clients])
-    assert torch.equal(message, rows)
+    channel, clients, message = collected(SHORT, rows, pieces)
+    assert torch.equal(message, rows[clients])
+    released = channel.release("update", message, clients)
+    channel, _, ordered = collected(SHORT, rows, [torch.arange(CLIENTS)])
+    assert torch.equal(channel.release("update", ordered, torch.arange(CLIENTS)), released)
 
 
 def test_long_rows_are_a_sum_with_the_bits_of_all_rows_at_once():
     rows = torch.randn(CLIENTS, LONG, generator=torch.Generator().manual_seed(1))
     rows[:5] *= 1e-3  # shorter than the clip
-    channel, message = collected(LONG, rows)
+    channel, _, message = collected(LONG, rows)
     assert isinstance(message, RowTotal)
     assert message.clients == list(range(CLIENTS))
     assert torch.equal(message.sum(), clipped_sum(rows, Clip(1.5), message.width))
@@ -69,14 +67,14 @@ def test_rows_of_replicates_are_joined_by_client():
     messages = Messages(Door())
     for clients in PIECES:
         messages.add(clients, {"update": rows[:, clients]})
-    (message,) = messages.take(torch.arange(CLIENTS)).values()
-    assert torch.equal(message, rows)
+    clients, sent = messages.take()
+    assert torch.equal(sent["update"], rows[:, clients])
 
 
 def test_rows_off_the_cpu_are_kept_as_they_are():
     """A sum is exact on the CPU alone."""
     rows = torch.zeros(CLIENTS, LONG, device="meta")
-    _, message = collected(LONG, rows)
+    _, _, message = collected(LONG, rows)
     assert isinstance(message, Tensor)
     assert message.device.type == "meta"
 
@@ -84,7 +82,7 @@ def test_rows_off_the_cpu_are_kept_as_they_are():
 def test_pieces_of_several_precisions_keep_the_digits_of_the_finest():
     rows = torch.randn(CLIENTS, SHORT, generator=torch.Generator().manual_seed(1)).double()
     rows[4:] += 2.0**-40
-    joined = _joined([rows[:4].float(), rows[4:]], list(torch.arange(CLIENTS).split([4, 5])))
+    joined = _joined([rows[:4].float(), rows[4:]])
     assert joined.dtype == torch.float64
     assert torch.equal(joined[4:], rows[4:])
     assert torch.equal(joined[:4], rows[:4].float().double())
