@@ -43,7 +43,8 @@ def as_data(data: Any) -> FederatedDataset:
         return FederatedDataset.from_tensors(data)
     raise ConfigError(
         f"data is {a_kind(data)}; give a FederatedDataset, the name of a reader such as 'digits', "
-        "or a mapping from client to a pair (x, y) or torch Dataset; of a table "
+        "a mapping from client to a pair (x, y) or torch Dataset, or a function without arguments "
+        "that returns one of these; of a table "
         "load_data('table', path=TABLE, client=COLUMN, target=COLUMN)."
     )
 

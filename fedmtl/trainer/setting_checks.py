@@ -49,6 +49,8 @@ def check_settings(settings: Settings) -> None:
     if not (is_auto(settings.algorithm) or is_auto(settings.baselines)):
         named_baselines(settings.baselines, settings.algorithm)
     check_metrics(settings.metrics)
+    if not is_auto(settings.loss):
+        resolve_loss(settings.loss)
     _check_replicates(settings)
 
 

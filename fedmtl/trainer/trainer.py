@@ -146,9 +146,10 @@ class Trainer(Settings):
         super().__post_init__()
         if is_auto(self.baselines):
             self._set(baselines=usual_baselines(self))
-        self._set(data=as_data(self.data), callbacks=tuple(self.callbacks))
+        # The reader of the data may take minutes, so it is called behind all refusals without it.
         if not is_auto(self.model):
             self._set(model=as_model(self.model))
+        self._set(data=as_data(self.data), callbacks=tuple(self.callbacks))
         check_loss(self)
         self._choose([name for name in AUTO if is_auto(getattr(self, name))])
         self._set(data=coded_for(self.data, self.loss, self.algorithm.loss))

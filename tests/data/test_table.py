@@ -208,6 +208,11 @@ BAD = {
         {"one_hot": ["kind"]},
         r"'kind' is empty; accepted: a value \(",
     ),
+    "empty category of those given": (
+        HEAD + ROWS + "s,3,,1\n",
+        {"features": ["kind"], "bounds": {"kind": ["a", "b", "c"]}},
+        r"'kind' is empty; accepted: a category \(.* or list the column in data.missing\)",
+    ),
     "empty target": (
         HEAD + ROWS + "s,3,a,\n",
         NUMERIC,
@@ -458,7 +463,16 @@ def test_bounds_scale_numbers_and_targets_to_one_and_state_the_domain():
             ConfigError,
             r"data\.bounds\['kind'\] is 18; give a range, \[LOW, HIGH\], or categories, \[",
         ),
-        ({"kind": "ab"}, ConfigError, r"data\.bounds\['kind'\] is 'ab'; it must be distinct texts"),
+        (
+            {"kind": "ab"},
+            ConfigError,
+            r"data\.bounds\['kind'\] is 'ab'; give a range, \[LOW, HIGH\], or",
+        ),
+        (
+            {"kind": ["a", "a", "b"]},
+            ConfigError,
+            r"data\.bounds\['kind'\] is \['a', 'a', 'b'\]; it must be distinct texts",
+        ),
         (
             {"kind": [3, 3]},
             ConfigError,

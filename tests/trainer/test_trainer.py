@@ -308,7 +308,7 @@ def test_baselines_are_runs_of_their_own(tmp_path):
         ({"folder": 3}, "folder is 3; give a path, as text or Path, or None"),
         (
             {"data": [1]},
-            "data is a list; give a FederatedDataset, the name of a reader such as 'digits', or a mapping",
+            "data is a list; give a FederatedDataset, the name of a reader such as 'digits', a mapping",
         ),
         ({"data": "digitz"}, "data.name is 'digitz'; accepted: "),
         ({"execution": 3}, "execution is 3; give Execution"),
@@ -320,6 +320,15 @@ def test_settings_that_cannot_be(settings, said):
         trainer(**settings)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"model": "mlpp"}, {"loss": "mze"}, {"metrics": ["f7"]}])
+def test_wrong_names_are_refused_before_the_data_are_read(wrong):
+    def read():
+        pytest.fail("the data were read")
+
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} (is|has) "):
+        trainer(data=read, **wrong)
 
 
 def test_a_file_is_no_folder_for_a_run(tmp_path):

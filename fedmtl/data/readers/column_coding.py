@@ -26,6 +26,7 @@ name."""
 OTHERS = "*"
 """The last of some categories that takes every text that is none of the others."""
 _A_DATE = "a date such as 1980-01-31, or 1980-01-31 23:59"
+_FILLED = "(fill it, leave the row or the column out, or list the column in data.missing)"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Column:
         return values[:, None]
 
     def _coded(self, table: Table) -> np.ndarray:
-        values = table.written(self.name)
+        values = table.written(self.name, f"a category {_FILLED}")
         texts = self._texts
         if any(isinstance(category, bool) for category in self.categories):
             # files spell them true, True or TRUE
@@ -192,7 +193,7 @@ def declared_column(name: str, values: Any) -> Column:
     Raises:
         ConfigError: none of these.
     """
-    if not isinstance(values, Sized):
+    if not isinstance(values, Sized) or isinstance(values, str):
         raise ConfigError(
             f"data.bounds[{name!r}] is {values!r}; give a range, [LOW, HIGH], or "
             "categories, [A, B]."
@@ -243,9 +244,7 @@ def date_of(text: str) -> datetime.date | None:
 def _days(table: Table, name: str) -> np.ndarray:
     """Returns a column of dates as the number of each day, counted from the first of the year 1 on,
     int64 (n,)."""
-    filled = (
-        f"{_A_DATE} (fill it, leave the row or the column out, or list the column in data.missing)"
-    )
+    filled = f"{_A_DATE} {_FILLED}"
     # each day is parsed once
     kinds, place = np.unique(table.written(name, filled), return_inverse=True)
     dates = [date_of(text) for text in kinds.tolist()]
