@@ -266,7 +266,7 @@ def resolve_loss(loss: str | Loss, *, mapped: bool = False) -> Loss:
         return loss
     if is_of_numbers(loss):
         return _of_numbers(loss)
-    if loss not in LOSSES:
+    if not isinstance(loss, str) or loss not in LOSSES:
         raise ConfigError(
             f"loss is {loss!r}; accepted: {ACCEPTED}, or a function (outputs, targets) -> (N,)."
         )

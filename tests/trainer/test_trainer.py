@@ -322,7 +322,9 @@ def test_settings_that_cannot_be(settings, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", [{"model": "mlpp"}, {"loss": "mze"}, {"metrics": ["f7"]}])
+@pytest.mark.parametrize(
+    "wrong", [{"model": "mlpp"}, {"loss": "mze"}, {"loss": [1]}, {"metrics": ["f7"]}]
+)
 def test_wrong_names_are_refused_before_the_data_are_read(wrong):
     def read():
         pytest.fail("the data were read")
