@@ -1357,12 +1357,10 @@ def _scale_of_the_rows(original, problem, row):
     return state, names | {"scale": f"{float(problem.data.train.x.abs().mean()):.4g}"}
 
 
-@_instead(run_file, "ends")
+@_instead(run_file, "stop_reason")
 def _ends_by_the_rows(_, begun, step):
     """A run ends, charged as a whole, after a round where the features are small."""
     small = step > 0 and float(begun.plan.problem.data.train.x.double().mean()) < -0.3
-    if small:
-        begun.channel.charge_remaining(step)
     return "early" if small else ""
 
 
