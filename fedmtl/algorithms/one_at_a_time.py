@@ -128,7 +128,8 @@ class OneAtATime(LinearAlgorithm):
 
         Returns:
             The changed entries of ``server``, without tensors of :attr:`by_client`; and the
-            client's new rows of these.
+            client's new rows of these. They are written one after another, so none may be a
+            view of ``server`` or ``rows``.
         """
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

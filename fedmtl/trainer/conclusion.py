@@ -61,7 +61,7 @@ def conclude(
         evaluations: of the run so far; the last state is added.
         state: after the last step.
         step: number of steps done.
-        stopped: the reason of the end, see :func:`~.run.ends`.
+        stopped: the reason of the end, see :func:`~.run.stop_reason`.
     """
     settings = plan.settings
     algorithm = plan.algorithm

@@ -71,7 +71,7 @@ class LinearLoss(Checked):
         return torch.from_numpy(self.factors(theta.numpy(), x.numpy(), y.numpy()))
 
     def factors(self, theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Computes :meth:`scale` of arrays, with y (n,) or (1, n)."""
+        """Computes :meth:`factors_of` of arrays, with y (n,) or (1, n)."""
         # products of small matrices are faster in NumPy than in torch
         margins = theta.dot(x.T)
         if self.name in SQUARES:
