@@ -1116,6 +1116,8 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
         "must be at most the population.",
         f"fedmtl: left out: {sweep}/3: unfinished: continue it with fedmtl resume {sweep}/3",
     ]
+    assert cli.main(["resume", str(sweep), "rounds=3"]) == 2
+    assert "rounds=3 is not taken here" in capsys.readouterr().err
     assert cli.main(["resume", str(sweep)]) == 2
     again = capsys.readouterr()
     assert f"[1/4] schedule.cohort=6 algorithm=pmtl: finished before, {sweep}/0" in again.out

@@ -28,7 +28,7 @@ from .parsers import command_parser
 from .process import Process
 from .run import end_of_sweep, train_one
 from .search import run_search
-from .stored import stored_config, with_logger
+from .stored import refuse_others, stored_config, with_logger
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
 
@@ -51,6 +51,8 @@ def resume(words: list[str], process: Process) -> int:
             (file.parents[1] for file in files),
             key=lambda job: (len(job.name), job.name),
         )
+        # also if no job is left that would refuse them
+        refuse_others(overrides, ("logger",))
     elif "search" in (config := stored_config(folder)):
         if process.ranks is not None or overrides:
             alone = "is resumed in one process, not torchrun"

@@ -152,12 +152,7 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
     Raises:
         ConfigError: an override of something else.
     """
-    for text in overrides:
-        if not any(of_place([text], place) for place in places):
-            kept = ", ".join(f"{place}=... and {place}.KEY=..." for place in places)
-            raise ConfigError(
-                f"{text} is not taken here: settings stay as they are stored, except {kept}."
-            )
+    refuse_others(overrides, places)
     own = {place: of_place(overrides, place) for place in places}
     chosen = {
         place: texts
@@ -172,6 +167,24 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
         if override.key_or_group.partition(".")[0] not in chosen:
             _set(values, override.key_or_group, override.value())
     return values
+
+
+def refuse_others(overrides: Sequence[str], places: Sequence[str]) -> None:
+    """Refuses overrides of settings that stay as they are stored.
+
+    Args:
+        overrides: as typed.
+        places: the groups and settings that may change.
+
+    Raises:
+        ConfigError: an override of another one.
+    """
+    for text in overrides:
+        if not any(of_place([text], place) for place in places):
+            kept = ", ".join(f"{place}=... and {place}.KEY=..." for place in places)
+            raise ConfigError(
+                f"{text} is not taken here: settings stay as they are stored, except {kept}."
+            )
 
 
 def _set(values: Config, key: str, value: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from fedmtl import (
     PMTL,
     PPDMTL,
+    AsyncLearner,
     ClientPrivacy,
     FedAvg,
     Local,
@@ -74,6 +75,28 @@ def test_activations_come_in_blocks() -> None:
     assert last.done == 12
     torch.testing.assert_close(last.personal(torch.tensor([2]))[0], found.personal[2])
     assert last.epsilon == found.epsilon
+
+
+@pytest.mark.parametrize("algorithm", [AsyncLearner(), PPDMTL(row_norm=1.0)])
+def test_the_models_of_a_step_stay_as_they_were(algorithm) -> None:
+    settings = trainer(
+        algorithm=algorithm,
+        data=load_data("synthetic_tasks", tasks=4),
+        model=models.linear_regression(bias=False),
+        schedule=PoissonClocks(per_client=3),
+        privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        rounds=12,
+        eval_every=4,
+        dtype="float64",
+    )
+    taken = []
+    for step in simulate(settings):
+        for model in (step.shared, step.personal()):
+            if model is not None:
+                taken.append((model, model.clone()))
+    assert len(taken) >= 3
+    for model, before in taken:
+        assert torch.equal(model, before)
 
 
 def test_a_loop_that_is_left_has_spent_less_and_closes_the_channel() -> None:

@@ -46,12 +46,14 @@ class CentralLearner(OneAtATime):
     needs_row_bound = False
 
     def shared(self, state: State) -> Tensor | None:
-        """Returns theta_L, (p,) float64."""
-        return state.public["theta_l"][0]
+        """Returns theta_L, (p,) float64, a copy."""
+        # The next step writes into the state.
+        return state.public["theta_l"][0].clone()
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Returns theta_L of every replicate for every client, (R, k, p), an expanded view."""
-        shared = state.public["theta_l"].to(problem.initial)
+        """Returns theta_L of every replicate for every client, (R, k, p), an expanded view of
+        a copy."""
+        shared = state.public["theta_l"].to(problem.initial, copy=True)
         return shared[:, None].expand(-1, len(clients), -1)
 
     def local_baseline(self) -> LocalFit | None:
