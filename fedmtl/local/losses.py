@@ -323,6 +323,9 @@ def name_of(loss: str | Loss) -> str:
 def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Returns the losses of the examples of stacked batches, (K, B).
 
+    A loss of the caller's own is called for one client at a time, so that it cannot mix the
+    examples of one with those of another.
+
     Args:
         loss: of one batch, (N, ...), (N, ...) -> (N,).
         outputs: (K, B, ...).
@@ -333,13 +336,17 @@ def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
             example.
     """
     k, b = outputs.shape[:2]
+    ours = loss in LOSSES.values() or loss in DIVERGENCES.values()
+    if k > 1 and not ours and not isinstance(loss, (Huber, Quantile, Poisson)):
+        pairs = zip(outputs.split(1), targets.split(1), strict=True)
+        return torch.cat([example_losses(loss, *pair) for pair in pairs])
     # A loss sees one batch; copies are not its affair.
     outputs = outputs.reshape(k * b, *outputs.shape[2:])
     targets = targets.reshape(k * b, *targets.shape[2:])
     try:
         values = loss(outputs, targets)
     except Exception as error:
-        if loss in LOSSES.values() or loss in DIVERGENCES.values():
+        if ours:
             raise
         raise ConfigError(
             f"loss fails on outputs of shape {tuple(outputs.shape)} with targets of shape "

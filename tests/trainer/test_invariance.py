@@ -19,11 +19,14 @@ from fedmtl import (
     ClientPrivacy,
     Execution,
     FedAvg,
+    FederatedDataset,
     FixedCohort,
     FullParticipation,
+    Local,
     LocalSGD,
     PoissonSampling,
     RecordPrivacy,
+    Trainer,
     models,
 )
 from fedmtl.algorithms import problem, rounds
@@ -179,3 +182,37 @@ def test_a_run_leaves_its_process_as_it_was(workers, fails, monkeypatch):
         assert None not in opened, "what is set in the C library, such as mallopt, stays for good"
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+def test_a_loss_of_the_callers_own_sees_one_client_at_a_time(chunk):
+    """It scales by the largest target above 100, which the examples that it is tried on do not have; the targets of one
+    client move no other client's model."""
+
+    def rescaled(outputs, targets):
+        return ((outputs[:, 0] - targets) / targets.abs().max().clamp(min=100.0)).square()
+
+    def models_of(largest):
+        generator = torch.Generator().manual_seed(0)
+        rows = {}
+        for place in range(6):
+            x = torch.randn(8, 3, generator=generator)
+            rows[f"c{place}"] = (x, torch.randn(8, generator=generator) * 10)
+        rows["c0"][1][:] = largest
+        trainer = Trainer(
+            algorithm=Local(local=LocalSGD(lr=50.0, batch_size=4)),
+            data=FederatedDataset.from_tensors(rows, classes=None),
+            model=models.linear_regression(),
+            loss=rescaled,
+            schedule=FullParticipation(),
+            privacy=None,
+            rounds=1,
+            execution=Execution(chunk=chunk, processes=1),
+            progress=False,
+            finetune=None,
+        )
+        return trainer.fit().personal
+
+    small, large = models_of(1.0), models_of(1e9)
+    assert not torch.equal(small[0], large[0])
+    assert torch.equal(small[1:], large[1:])
