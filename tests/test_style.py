@@ -126,7 +126,7 @@ def _constructs(node: ast.AST) -> Counter[str]:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def figures() -> dict[str, float]:
     """The figures of the package: by 1,000 lines of code, or by 100, or in all."""
     total: Counter[str] = Counter()

@@ -49,7 +49,12 @@ def _uncharged(run: FinishedRun) -> list[str]:
 
 
 def _charges_in_words(run: FinishedRun, header: Mapping[str, Any]) -> str:
-    text = f"{len(run.ledger.steps):,} steps, in order and each once"
+    charges = len(run.ledger.steps)
+    distinct = len(run.ledger.by_step)
+    text = f"{distinct:,} steps, in order and each once"
+    # secure noise cannot be drawn again: steps that an interruption has lost are charged anew
+    if charges > distinct:
+        text = f"{distinct:,} steps, in order, in {charges:,} charges: lost ones were charged anew"
     if run.ledger.by_client:
         uses = "activations"
         if "schedule" in header:

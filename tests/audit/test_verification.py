@@ -159,6 +159,8 @@ def test_a_crash_under_full_participation_uses_up_the_last_rounds(tmp_path: Path
         line["cohorts"] for line in map(json.loads, ledger(folder)) if line.get("first") in (6, 7)
     ] == [[[]], [[]]]
     assert failed(folder) == {}
+    # steps 4 and 5 were lost by the crash
+    assert "8 steps, in order, in 10 charges: lost ones were charged anew" in str(verify(folder))
 
     def without_one(
         lines: list[dict],
