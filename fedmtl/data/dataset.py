@@ -52,7 +52,7 @@ class FederatedDataset:
             mechanism, a sentence each: a privacy report must list them as outside its epsilon.
         inferred: the parts of a model's shape that were read off the records, as they were not
             given: ``"classes"``, ``"categories.COLUMN"`` of a column coded by its categories, or
-                ``"range.COLUMN"``, numbers without a public range. A run with noise refuses them.
+            ``"range.COLUMN"``, numbers without a public range. A run with noise refuses them.
         public: examples that belong to no client and are taken as public, coded as the clients'
             ones, or None: a choice from them (of a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.

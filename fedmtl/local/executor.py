@@ -217,7 +217,6 @@ def operation_threads(elements: float, products: float = math.inf) -> Iterator[N
         ...     torch.get_num_threads()
         1
     """
-    # Handing a small operation to other threads costs more than the operation.
     before = torch.get_num_threads()
     if elements < _SMALL:
         torch.set_num_threads(1)

@@ -68,7 +68,6 @@ class StackedModule:
         self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         # A device without an index is the current one; a tensor on it says which.
-        # "cuda" is the current one of several devices
         like = torch.empty(0, device=device, dtype=dtype)
         tensors = (*module.parameters(), *module.buffers())
         if any(
