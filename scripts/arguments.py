@@ -11,7 +11,8 @@ import json
 import re
 from dataclasses import asdict
 
-from fedmtl.cli.arguments import FILE, TRAINER, named, signed
+from fedmtl.cli.arguments import FILE, TRAINER, signed
+from fedmtl.cli.build import named
 from fedmtl.cli.names import config_folder
 
 TARGET = re.compile(r"^ *_target_: (fedmtl\.\S+)", re.MULTILINE)

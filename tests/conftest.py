@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,7 @@ def quick_composition() -> Iterator[None]:
     """Spares Hydra half of the time of its compositions, of which the tests make more than a thousand.
 
     It reads the same version numbers again for every entry of a list of defaults. For every list it makes a map of the
-    choices, by which it resolves the references of the list, of which most have none. And it composes every command a
-    second time to ask for the mode, which no file of the package and no setting of a folder chooses.
+    choices, by which it resolves the references of the list, of which most have none.
     """
     # the tests that need a GPU run where PyTorch is installed and little else
     if importlib.util.find_spec("hydra") is None:
@@ -132,30 +131,17 @@ def quick_composition() -> Iterator[None]:
         return
     from hydra import version
     from hydra._internal import defaults_list
-    from hydra._internal.hydra import Hydra
-
-    from fedmtl.cli.names import EXTRA
 
     make_map = defaults_list._create_interpolation_map
-    get_mode = Hydra.get_mode
 
     def with_references(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
         if "${" in repr(defaults):
             return make_map(overrides, defaults, self_added)
         return None
 
-    @wraps(get_mode)
-    def chosen(self: Hydra, config_name: str, overrides: list[str]) -> Any:
-        folders = ("hydra.run.dir=", "hydra.sweep.dir=")
-        others = [word for word in overrides if not word.startswith(folders)]
-        if EXTRA.get() is None and not any("hydra" in word.split("=")[0] for word in others):
-            return None
-        return get_mode(self, config_name, overrides)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(version, "_get_version", cache(version._get_version))
         patch.setattr(defaults_list, "_create_interpolation_map", with_references)
-        patch.setattr(Hydra, "get_mode", chosen)
         yield
 
 

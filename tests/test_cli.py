@@ -30,13 +30,12 @@ from omegaconf import OmegaConf
 from fedmtl import cli
 from fedmtl._files import write_bytes
 from fedmtl.cli.build import build, settings
-from fedmtl.cli.config import combinations, compose, resolve
+from fedmtl.cli.config import combinations, compose, read, resolve
 from fedmtl.cli.defaults import load
 from fedmtl.cli.names import EXTRA, choices
 from fedmtl.cli.process import Process
 from fedmtl.cli.run import train_one, unlike
 from fedmtl.cli.stored import with_absolute_paths, write_config
-from fedmtl.cli.words import read
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
 from fedmtl.trainer.settings import Settings
@@ -718,24 +717,30 @@ def test_a_primary_file_has_values_and_the_mode_of_a_sweep(
 
 
 @pytest.mark.parametrize(
-    ("words", "times"), [([], 1), (["hydra.run.dir=here"], 1), (["hydra.mode=RUN"], 2)]
+    ("words", "modes"),
+    [
+        ([], [RunMode.RUN]),
+        (["hydra.run.dir=here"], [RunMode.RUN]),
+        (["hydra.mode=RUN"], [RunMode.MULTIRUN, RunMode.RUN]),
+    ],
 )
-def test_files_of_the_package_are_not_composed_for_a_mode_that_none_of_them_chooses(
-    words: list[str], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_of_the_package_are_composed_once(
+    words: list[str], modes: list[RunMode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the one time that Hydra composes them to ask for the mode by itself."""
-    monkeypatch.setattr(Hydra, "get_mode", Hydra.get_mode.__wrapped__)  # the fixture spares that
-    modes = []
+    """Unless a setting of Hydra's own may choose the mode."""
+    composed = []
     compose_config = Hydra.compose_config
 
-    def counted(*args: Any, **options: Any) -> Any:
-        modes.append(options["run_mode"])
-        return compose_config(*args, **options)
+    def noted(
+        self: Hydra, config_name: str, overrides: list[str], run_mode: RunMode, **options: Any
+    ) -> Any:
+        composed.append(run_mode)
+        return compose_config(self, config_name, overrides, run_mode, **options)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Hydra, "compose_config", counted)
+    monkeypatch.setattr(Hydra, "compose_config", noted)
     assert cli.main(["rounds=0", *words]) == 2
-    assert modes == [RunMode.MULTIRUN] * times + [RunMode.RUN]
+    assert composed == modes
 
 
 SWEEPER = """

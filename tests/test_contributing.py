@@ -20,6 +20,7 @@ from fedmtl import (
     load_data,
     models,
 )
+from fedmtl.cli.main import main
 from fedmtl.cli.names import config_folder
 
 TEXT = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -111,6 +112,22 @@ def entered(call: Callable[[], object]) -> list[tuple[str, str]]:
     return list(found)
 
 
+def check_order(walk: str, folder: str, count: int, order: list[tuple[str, str]]) -> None:
+    """The functions that the column "where" of a walk names are entered in their order."""
+    text = TEXT.read_text(encoding="utf-8")
+    (table,) = re.findall(rf"^\*\*{walk}\*\*.*?\n\n(\|.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+    where = [row.split("|")[2] for row in table.splitlines()[2:]]
+    named = re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", " ".join(where))
+    places = []
+    for file, name in named:
+        if name[0].isupper() and "." not in name:  # a class: its call
+            name = f"{name}.__call__"
+        places.append(order.index((folder + file, name)))
+    assert len(places) >= count
+    # a function that two rows name is entered once for both
+    assert places == sorted(places), walk
+
+
 def test_a_run_enters_the_functions_of_two_walks_in_their_order(tmp_path):
     """The release, and the round: the functions that the column "where" names."""
     trainer = Trainer(
@@ -125,16 +142,20 @@ def test_a_run_enters_the_functions_of_two_walks_in_their_order(tmp_path):
         progress=False,
     )
     order = entered(trainer.fit)
-    text = TEXT.read_text(encoding="utf-8")
-    for walk, folder, count in (("A release", "privacy/", 7), ("A round", "", 11)):
-        (table,) = re.findall(rf"^\*\*{walk}\*\*.*?\n\n(\|.*?)\n\n", text, re.DOTALL | re.MULTILINE)
-        where = [row.split("|")[2] for row in table.splitlines()[2:]]
-        named = re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", " ".join(where))
-        places = []
-        for file, name in named:
-            if name[0].isupper() and "." not in name:  # a class: its call
-                name = f"{name}.__call__"
-            places.append(order.index((folder + file, name)))
-        assert len(places) >= count
-        # a function that two rows name is entered once for both
-        assert places == sorted(places), walk
+    check_order("A release", "privacy/", 7, order)
+    check_order("A round", "", 11, order)
+
+
+def test_a_command_enters_the_functions_of_the_walk_of_a_setting_in_their_order(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "privacy.epsilon=3",
+        "data.clients=30",
+        "schedule.cohort=6",
+        "rounds=1",
+        "baselines=[]",
+    ]
+    order = entered(lambda: main([*words, "finetune=none", "progress=false"]))
+    check_order("A setting", "", 6, order)

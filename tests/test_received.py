@@ -315,11 +315,11 @@ def test_every_command_refuses_it(
         ),
         (
             ["--config-path", "mine"],
-            "--config-path is mine; own files are found with --config-dir DIR",
+            "unknown option --config-path; own files are found with --config-dir DIR",
         ),
         (
             ["--experimental-rerun", "config.pickle"],
-            "is config.pickle; fedmtl resume FOLDER continues a run",
+            "unknown option --experimental-rerun; fedmtl resume FOLDER continues a run",
         ),
     ],
 )

@@ -14,14 +14,15 @@ import yaml
 
 from ..errors import ConfigError
 from . import build
-from .config import Config
+from .build import Config
+from .config import of_place
 from .defaults import load
 from .folders import new_folder
 from .names import TRUST
 from .output import say, show
 from .parsers import command_parser
 from .stored import changed, stored_config
-from .words import of_place
+from .words import understood
 
 _COLUMNS = (
     "client",
@@ -106,7 +107,7 @@ def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
     """Returns the settings that are typed, without ``data=table`` beside a run on a table, whose
     settings are kept but for its test rows beside another table, and those that are kept as they
     are typed; empty of other data."""
-    typed = list(options.overrides)
+    typed = understood(options.overrides, automatic=False)
     stored = stored_config(options.folder).get("data") or {}
     if not str(stored.get("_target_")).endswith(".read_table") or not of_place(typed, "data"):
         return typed, ""

@@ -10,17 +10,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .._imports import uncollected
-from ..errors import ConfigError
-from .names import TRUST
+from .build import named
 
 REQUIRED = "???"
 """Hydra's mark of a value that is required."""
@@ -113,29 +109,3 @@ def _listable(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return value
-
-
-def named(target: str, place: str) -> Any:
-    """Returns the class or function that a configuration names at ``place``; the trainer at its
-    root.
-
-    Raises:
-        ConfigError: one that a file may not name, or that cannot be imported.
-    """
-    import_trainer()
-    from ..trainer import Trainer
-    from ..trainer.targets import resolved_target
-
-    if not place:
-        return Trainer
-    try:
-        return resolved_target(target, TRUST.get(), logger=place == "logger")
-    except ConfigError as error:
-        raise ConfigError(f"{place}._target_ is {error}") from error
-
-
-def import_trainer() -> None:
-    """Imports the trainer, and PyTorch with it, for a command that is about to use them."""
-    # else the process is another's, or began before
-    with uncollected(frozen="torch" not in sys.modules):
-        import_module("fedmtl.trainer")

@@ -17,7 +17,6 @@ from .._text import shown_lines
 from ..errors import TrainingError
 from ..report.runs import ERROR
 from ..report.tables import write_text
-from .job import Job
 from .output import say
 from .process import INTERRUPTED, Process
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def noted(folder: Path, job: Job | None, process: Process) -> Iterator[None]:
+def noted(folder: Path, job: object, process: Process) -> Iterator[None]:
     """Leaves the reason of a failure in the claimed folder of a run that has begun, or of a job, by
     which a report knows it from an unfinished one."""
     note = folder / "private" / ERROR

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._imports import uncollected
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
-from .arguments import import_trainer, named
-from .config import GROUPS, Config
-from .refusals import nearest, no_setting
+from .names import GROUPS, TRUST, nearest, no_setting
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
     from ..trainer.settings import Settings
 
-
+Config = dict[str, Any]
 _OF_THE_COMMAND = ("answers", "data", "logger")  # no settings of a trainer, or made apart
 _OF_A_RUN = {"Settings": "", "Trainer": ""}  # whose settings have keys without a place
 
@@ -134,6 +135,25 @@ def arguments(node: Mapping[str, Any], place: str) -> tuple[Callable[..., Any], 
     return target, parts
 
 
+def named(target: str, place: str) -> Any:
+    """Returns the class or function that a configuration names at ``place``; the trainer at its
+    root.
+
+    Raises:
+        ConfigError: one that a file may not name, or that cannot be imported.
+    """
+    import_trainer()
+    from ..trainer import Trainer
+    from ..trainer.targets import resolved_target
+
+    if not place:
+        return Trainer
+    try:
+        return resolved_target(target, TRUST.get(), logger=place == "logger")
+    except ConfigError as error:
+        raise ConfigError(f"{place}._target_ is {error}") from error
+
+
 def _check_arguments(target: Any, values: Config, place: str) -> None:
     """Refuses an argument that a class or function does not have.
 
@@ -212,3 +232,10 @@ def build(config: Config, folder: Path) -> Trainer:
     data: Any = partial(made, config["data"], "data")
     with by_key(keys(parts)):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **parts)
+
+
+def import_trainer() -> None:
+    """Imports the trainer, and PyTorch with it, for a command that is about to use them."""
+    # else the process is another's, or began before
+    with uncollected(frozen="torch" not in sys.modules):
+        import_module("fedmtl.trainer")

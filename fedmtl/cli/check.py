@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,12 @@ import yaml
 from .._yaml import yaml_text
 from ..errors import ConfigError
 from ..report.tables import write_text
-from .build import arguments, by_key, made, settings
-from .config import Config, compose, resolve
+from .around import printed_log
+from .build import Config, arguments, by_key, made, settings
+from .config import compose, resolve
 from .output import show
 from .parsers import command_parser
-from .words import without_references
+from .words import understood, without_references
 
 MISSING = "???"
 _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
@@ -43,7 +42,8 @@ def check(words: list[str]) -> int:
         "--public", action="store_true", help="print no line that is computed from values"
     )
     options = parser.parse_intermixed_args(words)
-    config = resolve(compose(options.overrides))
+    overrides = understood(options.overrides)
+    config = resolve(compose(overrides))
     checked = settings(config)
     # PyTorch is imported for a check, and neither for its help nor for a setting that is refused.
     from ..local.losses import is_of_numbers, name_of, resolve_loss
@@ -56,13 +56,13 @@ def check(words: list[str]) -> int:
         )
     chosen = {}
     node = dict(config["data"])
-    table = "data=table" in options.overrides
-    with _said_once():
-        drafts = table and not options.public
-        if drafts:
+    drafts = "data=table" in overrides and not options.public
+    if drafts:
+        # the data are read once more below, and logged then
+        with printed_log(logging.CRITICAL):
             drafted, text = _draft(node)
-            node |= drafted
-        data = made(node, "data")  # data that cannot be read give no draft
+        node |= drafted
+    data = made(node, "data")  # data that cannot be read give no draft
 
     from ..trainer.check import check as outlook
 
@@ -76,28 +76,9 @@ def check(words: list[str]) -> int:
     # only here, so that of data with an error this error is the whole output
     if drafts:
         show(text)
-        _write(config | {"data": node}, options.overrides)
+        _write(config | {"data": node}, overrides)
     show(found)
     return 0
-
-
-@contextmanager
-def _said_once() -> Iterator[None]:
-    """Lets a block that reads the data more than once log nothing twice."""
-    seen = set[str]()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        new = text not in seen
-        seen.add(text)
-        return new
-
-    log = logging.getLogger("fedmtl")
-    log.addFilter(is_new)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_new)
 
 
 def _draft(node: Config) -> tuple[Config, str]:

@@ -20,15 +20,16 @@ from ..report import report as make_report
 from ..report._settings import command_of
 from . import build
 from .around import noted
-from .config import Config, compose, resolve
+from .build import Config
+from .config import compose, resolve
 from .folders import claimed_sweep, short
-from .job import Job
 from .output import say, show
 from .parsers import command_parser
 from .process import Process
-from .run import end_of_sweep, train_one
+from .run import Job, end_of_sweep, train_one
 from .search import run_search
 from .stored import refuse_others, stored_config, with_logger
+from .words import understood
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
 
@@ -120,9 +121,10 @@ def audit(words: list[str]) -> int:
     options = parser.parse_intermixed_args(words)
     if options.rounds < 1:
         raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
+    overrides = understood(options.overrides)
     if options.interval:
-        options.overrides += [f"audit.canaries={options.canaries}", "baselines=[]", "logger=none"]
-    config = resolve(compose(options.overrides))
+        overrides += [f"audit.canaries={options.canaries}", "baselines=[]", "logger=none"]
+    config = resolve(compose(overrides))
     config["logger"] = {}  # of a file, perhaps; nothing of an audit is logged
     if options.interval:
         return _interval(config)

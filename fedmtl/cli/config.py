@@ -1,4 +1,4 @@
-"""The configuration of a run, as Hydra composes it: without leftovers, resolved, or printed.
+"""The settings of a run, from the words of a command: Hydra composes the files that they choose.
 
 Hydra's source of files is :class:`fedmtl.cli.defaults.Defaults`; :mod:`fedmtl.cli.build` makes the
 objects."""
@@ -6,31 +6,88 @@ objects."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import hydra
+from hydra import version
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
-from hydra.core.global_hydra import GlobalHydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import ConfigError, first_line
-from .arguments import arguments_of
-from .defaults import VERSION, load, register
-from .names import EXTRA, TRUST
+from .build import Config
+from .defaults import Defaults, Loader
+from .names import EXTRA, TRUST, config_folder
 from .received import HYDRA
 from .refusals import dotted, refusals
-from .words import Typed, read
 
-Config = dict[str, Any]
-FOLDERS = {"run": "hydra.run.dir", "sweep": "hydra.sweep.dir"}
-GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
+FOLDERS = {RunMode.RUN: "hydra.run.dir", RunMode.MULTIRUN: "hydra.sweep.dir"}
+_VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
+
+
+@dataclass(frozen=True)
+class Typed:
+    """Settings as they are typed, which :func:`read` reads once.
+
+    Attributes:
+        words: ``KEY=VALUE`` each.
+        overrides: the same as Hydra reads them.
+    """
+
+    words: tuple[str, ...]
+    overrides: tuple[Override, ...]
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Returns the values by dotted key or group; the last one counts."""
+        return {override.key_or_group: override.value() for override in self.overrides}
+
+    @property
+    def single(self) -> dict[str, Any]:
+        """Returns the values without those that a sweep goes through."""
+        single = (one for one in self.overrides if not one.is_sweep_override())
+        return {one.key_or_group: one.value() for one in single}
+
+
+def read(words: Sequence[str]) -> Typed:
+    """Returns settings as Hydra reads them.
+
+    Raises:
+        ConfigError: one that it cannot read, or another folder of files than that of
+            ``--config-dir``.
+    """
+    with refusals():
+        overrides = OverridesParser.create().parse_overrides(list(words))
+    for override in overrides:
+        if override.get_key_element().lstrip("+~") == "hydra.searchpath":
+            raise ConfigError(
+                f"{override.input_line} is not taken; --config-dir DIR is the folder "
+                "with own groups."
+            )
+    return Typed(tuple(words), tuple(overrides))
+
+
+def of_place(words: Sequence[str], place: str) -> list[str]:
+    """Returns the settings of a group or of a setting."""
+    return [text for text in words if text.split("=")[0].split(".")[0].lstrip("+") == place]
+
+
+def differing(run: Sequence[str], typed: Typed) -> str:
+    """Returns those settings of a run of a sweep that were not typed with a single value."""
+    # the last counts
+    keys = {one.get_key_element(): one.is_sweep_override() for one in typed.overrides}
+    return " ".join(text for text in run if keys.get(text.partition("=")[0], True))
 
 
 @contextmanager
@@ -43,14 +100,15 @@ def composing(typed: Typed) -> Iterator[Hydra]:
     Raises:
         ConfigError: settings that Hydra cannot read or compose.
     """
-    register()
-    # The module holds Hydra's own files, which are searched anyhow. Without one Hydra looks for a
-    # folder beside the caller, and reads the source of every caller of the caller for it.
-    module = hydra.initialize_config_module("hydra.conf", job_name="fedmtl", version_base=VERSION)
-    with refusals(typed), module:
-        app = GlobalHydra.instance().hydra
-        assert app is not None
-        yield app
+    version.setbase(_VERSION)
+    Plugins.instance().register(Defaults)
+    places = create_config_search_path(f"{Defaults.scheme()}://{config_folder().resolve()}")
+    own = EXTRA.get()
+    if own is not None:
+        path = f"{Defaults.scheme()}://{own.resolve()}"
+        places.prepend("user", path, SearchPathQuery(provider="main"))
+    with refusals(typed.words):
+        yield Hydra("fedmtl", Loader(places))
 
 
 def compose(words: Sequence[str], name: str = "config") -> DictConfig:
@@ -63,9 +121,11 @@ def compose(words: Sequence[str], name: str = "config") -> DictConfig:
     Raises:
         ConfigError: Hydra cannot read or compose them.
     """
-    typed = read(words)
-    with composing(typed):
-        return without_leftovers(hydra.compose(name, overrides=list(words)), typed)
+    with composing(read(words)) as app:
+        config = app.compose_config(name, list(words), RunMode.RUN)
+    with open_dict(config):
+        del config[HYDRA]
+    return config
 
 
 def combinations(typed: Typed) -> list[list[str]]:
@@ -81,11 +141,12 @@ def combinations(typed: Typed) -> list[list[str]]:
     return [list(run) for run in runs]
 
 
-def mode_and_folder(typed: Typed, name: str, *, multirun: bool) -> tuple[bool, Path | None]:
-    """Returns True for a sweep, and the folder that the user has chosen, None for a new one.
+def mode_and_folder(typed: Typed, name: str, *, multirun: bool) -> tuple[RunMode, Path | None]:
+    """Returns the mode, a run or a sweep, and the folder that the user has chosen, None for a new
+    one.
 
-    A setting, or a file of the user's, chooses Hydra's mode of a sweep, ``hydra.mode: MULTIRUN``,
-    as ``-m`` does. A file that is trusted also chooses a folder.
+    A setting, or a file of the user's, chooses the mode of a sweep, ``hydra.mode: MULTIRUN``, as
+    ``-m`` does. A file that is trusted also chooses a folder.
 
     Args:
         typed: the settings.
@@ -101,35 +162,33 @@ def mode_and_folder(typed: Typed, name: str, *, multirun: bool) -> tuple[bool, P
     if EXTRA.get() is not None or of_hydra - set(FOLDERS.values()):
         own = _of_hydra(typed, name)
         multirun = multirun or own["mode"] == RunMode.MULTIRUN
-    kind = "run"
+    mode = RunMode.RUN
     if multirun:
-        kind = "sweep"
-    chosen = typed.single.get(FOLDERS[kind])
+        mode = RunMode.MULTIRUN
+    key = FOLDERS[mode]
+    chosen = typed.single.get(key)
     if chosen is None and own is not None and HYDRA in TRUST.get():
+        kind = key.split(".")[1]
         chosen = own[kind]["dir"]
         if chosen == _of_hydra(read(()), "config")[kind]["dir"]:
             chosen = None
     if chosen is None:
-        return multirun, None
-    return multirun, Path(str(chosen))
+        return mode, None
+    return mode, Path(str(chosen))
 
 
 def _of_hydra(typed: Typed, name: str) -> Config:
     """Returns Hydra's own settings, with their references, of a command that may be a sweep."""
     with composing(typed) as app:
         composed = app.compose_config(
-            name,
-            list(typed.words),
-            run_mode=RunMode.MULTIRUN,
-            validate_sweep_overrides=False,
+            name, list(typed.words), RunMode.MULTIRUN, validate_sweep_overrides=False
         )
         settings: Any = OmegaConf.to_container(composed[HYDRA], resolve=False)
     return dict(settings)
 
 
 def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
-    """Returns the output of ``--cfg job``. Hydra's own would have the leftovers of options that
-    are replaced.
+    """Returns the output of ``--cfg job``.
 
     Args:
         config: composed.
@@ -156,46 +215,6 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
     if OmegaConf.is_config(part):
         return head + OmegaConf.to_yaml(part)
     return f"{part}\n"
-
-
-def without_leftovers(config: DictConfig, typed: Typed) -> DictConfig:
-    """Returns a composed configuration without settings for an option that the command line has
-    replaced.
-
-    An experiment sets ``algorithm.lam`` for the algorithm that it chooses;
-    ``experiment=NAME algorithm=fedavg`` chooses another one. Settings for which
-    that one has no argument are dropped, and so is a value for an argument that is an object.
-
-    Args:
-        config: composed, changed in place.
-        typed: the settings of the command line, which stay as they are.
-    """
-    keys = [re.split("[./]", key) for key in typed.values]
-    for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
-        node = config[group]
-        target = config[group].get("_target_")
-        # only a choice on the command line leaves settings of another option behind
-        if target is not None and not {group, "algorithm"} & typed.values.keys():
-            continue
-        own = load(group, str(typed.values.get(group)))
-        accepted: Collection[str] = ()
-        if target is not None:
-            accepted = arguments_of(target, group).names
-        stays = {
-            "_target_",
-            "lora",
-            "fix",
-            *(key[1] for key in keys if key[0] == group and len(key) > 1),
-        }
-        with open_dict(config):
-            for name in [name for name in node if name not in stays]:
-                if name not in accepted:
-                    del node[name]
-                elif isinstance(own._get_node(name), DictConfig) and not isinstance(
-                    node._get_node(name), DictConfig
-                ):
-                    node[name] = own[name]
-    return config
 
 
 def resolve(config: DictConfig) -> Config:

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.plugins import Plugins
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.config_source import ConfigResult
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError
 
 from ..errors import ConfigError, first_line
 from .arguments import arguments_of
-from .names import config_folder, config_folders
+from .names import GROUPS, config_folder, config_folders
 from .received import check_file, check_size
 
-VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
 # arguments that are no settings of their class
 _OF_PROGRAMS = ("folder", "callbacks", "transform", "model")
 
@@ -73,18 +73,61 @@ def _packaged(folder: str, config_path: str) -> bytes:
     return pickle.dumps(source.completed(config_path))
 
 
-class Folders(SearchPathPlugin):
-    """Makes Hydra search the user's folder, then the package's."""
+class Loader(ConfigLoaderImpl):
+    """Hydra's composition of files, without the settings of options that the words replace."""
 
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in config_folders():
-            search_path.append("fedmtl", f"{Defaults.scheme()}://{folder.resolve()}")
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        *checks: Any,
+        **named: Any,
+    ) -> DictConfig:
+        config = super().load_configuration(config_name, overrides, run_mode, *checks, **named)
+        # that of a whole sweep has no values of the settings that it goes through
+        if run_mode is RunMode.RUN:
+            typed = OverridesParser.create().parse_overrides(overrides)
+            drop_leftovers(config, {one.key_or_group: one.value() for one in typed})
+        return config
 
 
-def register() -> None:
-    """Registers both with Hydra."""
-    Plugins.instance().register(Defaults)
-    Plugins.instance().register(Folders)
+def drop_leftovers(config: DictConfig, typed: Mapping[str, Any]) -> None:
+    """Drops settings for an option that the command line has replaced, in place.
+
+    An experiment sets ``algorithm.lam`` for the algorithm that it chooses;
+    ``experiment=NAME algorithm=fedavg`` chooses another one. Settings for which
+    that one has no argument are dropped, and so is a value for an argument that is an object.
+
+    Args:
+        config: composed.
+        typed: values of the command line by key or group, which stay as they are.
+    """
+    keys = [re.split("[./]", key) for key in typed]
+    for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
+        node = config[group]
+        target = config[group].get("_target_")
+        # only a choice on the command line leaves settings of another option behind
+        if target is not None and not {group, "algorithm"} & typed.keys():
+            continue
+        own = load(group, str(typed.get(group)))
+        accepted: Collection[str] = ()
+        if target is not None:
+            accepted = arguments_of(target, group).names
+        stays = {
+            "_target_",
+            "lora",
+            "fix",
+            *(key[1] for key in keys if key[0] == group and len(key) > 1),
+        }
+        with open_dict(config):
+            for name in [name for name in node if name not in stays]:
+                if name not in accepted:
+                    del node[name]
+                elif isinstance(own._get_node(name), DictConfig) and not isinstance(
+                    node._get_node(name), DictConfig
+                ):
+                    node[name] = own[name]
 
 
 def load(group: str, option: str) -> DictConfig:

@@ -63,15 +63,14 @@ from ..errors import ConfigError, first_line
 from .adapt import adapt
 from .check import check
 from .commands import audit, identity, report, resume, verify
-from .names import EXTRA, TRUST, choices
+from .names import EXTRA, TRUST, choices, unknown
 from .output import lost, outputs, say, show
 from .parsers import USAGE, Parser
 from .predict import export, predict
 from .process import FAILED, INTERRUPTED, REFUSED, Process
-from .refusals import unknown
 from .run import train
 from .search import search
-from .words import understood
+from .words import is_setting
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -117,7 +116,7 @@ def _run(words: list[str], process: Process) -> int:
                     "groups, such as mine/algorithm/."
                 )
             EXTRA.set(options.config_dir)
-            process.codes.append(_dispatch(understood(words), process))
+            process.codes.append(_dispatch(words, process))
         if process.ranks is not None:
             process.ranks.leave()
         return max(process.codes)
@@ -157,7 +156,7 @@ def _dispatch(words: list[str], process: Process) -> int:
         show(f"fedmtl {__version__}")
         return 0
     # settings without a command are those of a training, as Hydra has them
-    if not first or "=" in first or first[0] in "-~+":
+    if not first or is_setting(first) or first[0] in "-~+":
         process.ranks = _launched()
         return train(words, process)
     if first == "resume":

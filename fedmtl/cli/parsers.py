@@ -1,4 +1,4 @@
-"""The parsers of the commands: argparse, and Hydra's own for a run or a sweep."""
+"""The parsers of the commands."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import argparse
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MethodType
 from typing import NoReturn
 
-from hydra._internal.utils import get_args_parser
-
 from ..errors import ConfigError
-from .refusals import SHORT
+from .names import SHORT
 
 USAGE = "fedmtl --help prints what is accepted."
+# options of Hydra that are not taken, and what takes their place
+_OF_HYDRA = {
+    "config-path": "own files are found with --config-dir DIR",
+    "experimental-rerun": "fedmtl resume FOLDER continues a run",
+    "info": "fedmtl --cfg job prints all settings",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,31 +58,23 @@ def command_parser(
     return parser
 
 
-def hydra_options(words: Sequence[str]) -> argparse.Namespace:
-    """Returns the options and overrides among the words, as Hydra reads them.
+def run_options(words: Sequence[str]) -> argparse.Namespace:
+    """Returns the options and the settings, ``overrides``, of a run or a sweep.
 
     Raises:
-        ConfigError: an option that Hydra does not have.
+        ConfigError: an option that there is not.
     """
-    parser = get_args_parser()
-    parser.usage = USAGE
-    parser.error = MethodType(Parser.error, parser)  # type: ignore[method-assign]
-    parser.set_defaults(config_name="config")
-    parser.allow_abbrev = False
+    parser = Parser(prog="fedmtl", usage=USAGE, add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*", default=[])
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--config-name", "-cn", default="config")
+    parser.add_argument("--cfg", "-c", choices=("job",))
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--package", "-p")
     options, unknown = parser.parse_known_intermixed_args(words)
-    if options.config_path is not None:
-        raise ConfigError(
-            f"--config-path is {options.config_path}; own files are found with --config-dir DIR."
-        )
-    if options.experimental_rerun is not None:
-        raise ConfigError(
-            f"--experimental-rerun is {options.experimental_rerun}; fedmtl resume FOLDER continues "
-            "a run."
-        )
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
-        name = SHORT.get(name, name)
-        raise ConfigError(
-            f"unknown option {unknown[0]}; settings are written without dashes: {name}=VALUE."
-        )
+        setting = SHORT.get(name, name)
+        hint = _OF_HYDRA.get(name, f"settings are written without dashes: {setting}=VALUE")
+        raise ConfigError(f"unknown option {unknown[0]}; {hint}.")
     return options

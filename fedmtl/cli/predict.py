@@ -14,10 +14,9 @@ from ..errors import ConfigError
 from . import build
 from .around import printed_log
 from .folders import short
-from .names import TRUST
+from .names import TRUST, unknown
 from .output import say, show
 from .parsers import command_parser
-from .refusals import unknown
 from .stored import stored_config
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ..errors import (
     PrivacyError,
     ResumeError,
 )
-from .arguments import import_trainer
+from .build import import_trainer
 from .folders import short
 from .output import say
 

@@ -5,51 +5,44 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
+from .._extras import vision_models
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import within
 from .defaults import load
-from .names import choices
-
-if TYPE_CHECKING:
-    from .words import Typed
+from .names import choices, nearest, no_setting, unknown
 
 _BOUNDS = "data.bounds"
-
-
 _SEVERAL = re.compile(r"Ambiguous value for argument '([^=']+)=(.*?)'\s")  # of Hydra's message
 _OF_A_COLUMN = ("data.client", "data.time")
+_SWITCHES = {  # words in the place of an option of a group, and the meaning
+    "finetune=true": "finetune=auto trains every client's own model further; finetune=none does "
+    "not",
+    "finetune=false": "finetune=none trains no client's model further",
+    "privacy=true": "privacy=client protects whole clients, privacy=record single records",
+    "privacy=false": "privacy=none trains without noise",
+}
 _LISTS = (
     "data.features", "data.labels", "data.one_hot", "data.missing", "baselines", "metrics"
 )  # fmt: skip
-_MANY = 12  # names in a message
-GUESSED = {  # the names of settings in other programs
-    "lr": "algorithm.local.lr",
-    "eps": "privacy.epsilon",
-    "label": "data.target",
-    "fraction": "schedule.cohort",
-    "optimizer": "algorithm.local",
-}
-SHORT = GUESSED | {"epsilon": "privacy.epsilon", "delta": "privacy.delta"}
-"""The same for an option with dashes."""
 
 
 @contextmanager
-def refusals(typed: Typed | None = None) -> Iterator[None]:
+def refusals(words: Sequence[str] = ()) -> Iterator[None]:
     """Turns an error of Hydra in this block into one that names the option or the key, with the
     nearest names.
 
     Args:
-        typed: the settings that Hydra composes; None if it composes none.
+        words: the settings that Hydra composes, as typed; none if it composes none.
 
     Raises:
         ConfigError: Hydra has refused the settings.
@@ -59,25 +52,22 @@ def refusals(typed: Typed | None = None) -> Iterator[None]:
     except FedmtlError:
         raise
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise _refused(error, typed) from error
+        raise _refused(error, words) from error
 
 
-def _refused(error: Exception, typed: Typed | None) -> ConfigError:
+def _refused(error: Exception, words: Sequence[str]) -> ConfigError:
     """Returns the error of a word that cannot be read, of an option or a key that does not exist,
     or Hydra's own message for anything else."""
+    for word in words:
+        if word.lower() in _SWITCHES:
+            return ConfigError(f"{word} is no choice: {_SWITCHES[word.lower()]}.")
     if isinstance(error, OverrideParseException):
         text = f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200"
         return ConfigError(f"{text} ({first_line(error)}).")
     if several := _SEVERAL.search(str(error)):
         return _of_several(*several.groups())
     if isinstance(error, MissingConfigException) and error.options:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        text = f"{group} has no option {option!r}"
-        file = Path(group, f"{option}.yaml")
-        if file.is_file():
-            return ConfigError(f"{text}; {file} is found with --config-dir .")
-        close = difflib.get_close_matches(option, error.options, n=1, cutoff=0.5)
-        return unknown(error.options, close, text, "fedmtl --help")
+        return _of_option(str(error.missing_cfg_file), error.options)
     cause = error.__cause__
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(
         cause.parent_node, DictConfig
@@ -85,7 +75,7 @@ def _refused(error: Exception, typed: Typed | None) -> ConfigError:
         missing = str(cause.full_key)
         node = cause.parent_node
         key = missing
-        for name in () if typed is None else typed.values:
+        for name in (word.lstrip("+~").partition("=")[0] for word in words):
             if within(name, [missing]):
                 key = name
                 break
@@ -100,10 +90,32 @@ def _refused(error: Exception, typed: Typed | None) -> ConfigError:
         del settings["hydra"]
         near = _with_option(missing) or nearest(key, list(dotted(settings)))
         return no_setting(key, [str(name) for name in node if name != "hydra"], near)
-    words = [" ".join(str(error).split()).rstrip(".")]
-    if typed is not None:
-        words.insert(0, shlex.join(typed.words))
-    return ConfigError(f"{': '.join(filter(None, words))}.")
+    said = [shlex.join(words), " ".join(str(error).split()).rstrip(".")]
+    return ConfigError(f"{': '.join(filter(None, said))}.")
+
+
+def _of_option(name: str, options: Sequence[str]) -> ConfigError:
+    """Returns the error of an option, ``GROUP/OPTION``, that is none of the ``options`` of its
+    group."""
+    group, _, option = name.rpartition("/")
+    if group == "model" and _is_of_torchvision(option):
+        return ConfigError(
+            f"{option} is a network of torchvision: model=torchvision model.name={option}."
+        )
+    text = f"{group} has no option {option!r}"
+    file = Path(group, f"{option}.yaml")
+    if file.is_file():
+        return ConfigError(f"{text}; {file} is found with --config-dir .")
+    close = difflib.get_close_matches(option, options, n=1, cutoff=0.5)
+    return unknown(options, close, text, "fedmtl --help")
+
+
+def _is_of_torchvision(name: str) -> bool:
+    """Returns True if a model is one of torchvision. It is imported for names alone that look
+    like one."""
+    if not re.fullmatch(r"[a-z]+_?[a-z]*\d+[a-z0-9_]*", name):
+        return False
+    return name in vision_models.list_models()
 
 
 def _of_several(key: str, text: str) -> ConfigError:
@@ -118,12 +130,6 @@ def _of_several(key: str, text: str) -> ConfigError:
     else:
         accepted = f"one value, as {key}={first}, or {sweep}"
     return ConfigError(f"{key}={text} has several values; accepted: {accepted}.")
-
-
-def no_setting(key: str, accepted: Sequence[str], near: Sequence[str], of: str = "") -> ConfigError:
-    """Returns the error of a setting that does not exist, ``of`` a class."""
-    names = [name for name in accepted if name != "_target_"]
-    return unknown(names, near, f"{key} is no setting{of}", "fedmtl --cfg job")
 
 
 def _with_option(key: str) -> list[str]:
@@ -143,49 +149,3 @@ def dotted(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             leaves.update(dotted(value, f"{place}{name}."))
     return leaves
-
-
-def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: str) -> ConfigError:
-    """Returns the error of a name that does not exist, with the nearest names, and the accepted
-    ones or the command that prints them.
-
-    Args:
-        accepted: the names in its place.
-        near: those that may be meant.
-        text: the fault.
-        printed: the command that prints all, if they are many.
-    """
-    hint = ""
-    if near:
-        hint = f"did you mean {' or '.join(near)}? "
-    every = ", ".join(accepted) or "nothing"
-    if near and len(accepted) > _MANY:
-        rest = f"{printed} prints all"
-    else:
-        rest = f"accepted: {every}"
-    return ConfigError(f"{text}; {hint}{rest}.")
-
-
-def nearest(key: str, accepted: Sequence[str]) -> list[str]:
-    """Returns up to three accepted keys that ``key`` may have meant: the same last word anywhere,
-    then a similar one in its place; of a key without a place else one anywhere."""
-    place, _, name = key.rpartition(".")
-    last_words = {
-        other: other.rpartition(".")[2] for other in accepted if not key.startswith(f"{other}.")
-    }
-    if name in GUESSED:
-        meant = GUESSED[name]
-        choose = {"algorithm": "algorithm=fedavg ", "schedule": "schedule=poisson "}.get(
-            meant.split(".")[0], ""
-        )
-        # automatic settings lack both
-        if meant in accepted:
-            return [meant]
-        return [f"{choose}{meant}"] * bool(choose)
-    beside = [word for other, word in last_words.items() if other == f"{place}.{word}".lstrip(".")]
-    near = [other for other, word in last_words.items() if word == name]
-    near += [f"{place}.{word}".lstrip(".") for word in difflib.get_close_matches(name, beside)]
-    if not near and not place:
-        close = difflib.get_close_matches(name, last_words.values(), n=1)
-        near = [other for other, word in last_words.items() if word in close]
-    return list(dict.fromkeys(near))[:3]

@@ -6,43 +6,43 @@ one line."""
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 
 from .._files import CLAIM
+from .._rounding import number_text, rounded_up
 from ..errors import FedmtlError
 from ..report import CHOICE_NOT_COVERED
 from . import build
 from .around import noted, printed_log, resumable
+from .build import Config
 from .config import (
     FOLDERS,
-    Config,
+    Typed,
     combinations,
     compose,
+    composing,
+    differing,
     mode_and_folder,
     printed,
+    read,
     resolve,
-    without_leftovers,
 )
-from .defaults import VERSION, register
 from .folders import claimed_sweep, new_folder, no_folder, short
-from .job import Job
 from .output import outputs, say, show
-from .parsers import hydra_options
+from .parsers import run_options
 from .process import Process
-from .refusals import refusals
 from .stored import check_logger, write_config
-from .words import Typed, differing, read
+from .words import understood
 
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport
@@ -50,37 +50,99 @@ if TYPE_CHECKING:
 
 
 def train(words: list[str], process: Process) -> int:
-    """Trains a run, or the runs of a sweep, which are all checked before the first one.
-
-    Hydra composes, sweeps and names the folders.
-    """
-    options = hydra_options(words)
-    typed = read(options.overrides)
-    shows = options.cfg or options.info or options.hydra_help or options.shell_completion
-    multirun: bool = options.multirun
-    folder = None
+    """Trains a run, or the runs of a sweep, which are all checked before the first one."""
+    options = run_options(words)
+    typed = read(understood(options.overrides))
+    name = options.config_name
     with process.agree():
-        if not shows:
-            multirun, folder = mode_and_folder(typed, options.config_name, multirun=multirun)
-        elif options.cfg == "job" and not multirun:
-            config = compose(typed.words, options.config_name)
+        if options.cfg:
+            text = printed(compose(typed.words, name), options.package, resolve=options.resolve)
             if process.writes:
-                text = printed(config, options.package, resolve=options.resolve)
                 show(text.removesuffix("\n"))
             return 0
-        jobs = _jobs_of(typed, options.config_name, process, multirun=multirun)
-    with ExitStack() as stack:
-        place: list[str] = []
-        if shows:
-            stack.enter_context(process.agree())
-        else:
-            place = stack.enter_context(_placed(folder, process, multirun=multirun))
-        # Hydra reads no option behind a setting
-        first = [word for word in words if word not in typed.words]
-        _run_by_hydra([*first, *typed.words, *place], jobs.train, typed)
-    if multirun:
+        mode, folder = mode_and_folder(typed, name, multirun=options.multirun)
+        runs = _checked_runs(typed, name, mode, process)
+    jobs = _Jobs(typed, mode, runs, process)
+    with _placed(folder, process, mode) as place, composing(typed) as app:
+        # Hydra composes, sweeps and makes the folders
+        begin = app.run
+        if mode is RunMode.MULTIRUN:
+            begin = app.multirun
+        begin(name, jobs.train, [*typed.words, f"hydra.mode={mode.name}", *place])
+    if mode is RunMode.MULTIRUN:
         return end_of_sweep(process)
     return 0
+
+
+def _checked_runs(
+    typed: Typed, name: str, mode: RunMode, process: Process
+) -> list[tuple[list[str], Config]]:
+    """Returns the words and the settings of each run of a sweep, all of them checked before any is
+    trained: a fault in the last one is not found after hours. There are none if a sweeper of a
+    plugin chooses them, and for a single run, which is checked when it begins.
+
+    Args:
+        typed: the settings.
+        name: of the primary configuration file.
+        mode: a run or a sweep.
+        process: of the command.
+
+    Raises:
+        FedmtlError: the first impossible setting.
+    """
+    if mode is RunMode.RUN:
+        if process.ranks is not None:
+            # here, so that all ranks refuse the same settings, in one line
+            compose(typed.words, name)
+        return []
+    if "hydra/sweeper" in typed.values:
+        return []
+    runs = [(run, resolve(compose(run, name))) for run in combinations(typed)]
+    for _, config in runs:
+        build.settings(config)
+        check_logger(config, Path(), typed)
+    warning = unlike([config for _, config in runs])
+    if process.writes and warning:
+        say(warning)
+    return runs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep.
+
+    Args:
+        number: its place, from 0.
+        of: the number of jobs; None if a configuration file or a sweeper of a plugin chooses some.
+        words: the settings that differ between them.
+        sweep: the folder of the sweep.
+    """
+
+    number: int
+    of: int | None
+    words: str
+    sweep: Path
+
+    def __str__(self) -> str:
+        of = ""
+        if self.of is not None:
+            of = f"/{self.of}"
+        return f"[{self.number + 1}{of}] {self.words}".rstrip()
+
+    def line(self, result: Result, began: float, folder: Path) -> str:
+        """Returns the printed line of a finished job."""
+        score = f"{result.metric.replace('_', ' ')} {number_text(result.final[result.metric])}"
+        if result.finetuned is not None:
+            score += ", finetuned"
+        if result.lost:
+            score += ", training diverged"
+        if result.beside_local is not None:
+            better, _, worse = result.beside_local
+            score += f" ({better:.0%} of the clients better off than alone, {worse:.0%} worse)"
+        seconds = time.monotonic() - began
+        return (
+            f"{self}: {score}, epsilon {rounded_up(result.epsilon, 3)}, {seconds:.0f} s, {folder}"
+        )
 
 
 @dataclass(frozen=True)
@@ -89,16 +151,14 @@ class _Jobs:
 
     Args:
         typed: the settings, as typed.
-        multirun: True if Hydra sweeps.
-        runs: the words of each run; empty for a single one, and if a plugin chooses them.
-        configs: the resolved configuration of each of ``runs``.
+        mode: a run or a sweep.
+        runs: the words and the settings of each run of a sweep, as far as they are known.
         process: of the command.
     """
 
     typed: Typed
-    multirun: bool
-    runs: list[list[str]]
-    configs: list[Config]
+    mode: RunMode
+    runs: list[tuple[list[str], Config]]
     process: Process
 
     def train(self, config: Any) -> float | None:
@@ -111,110 +171,65 @@ class _Jobs:
             Its score, by which a sweeper of a plugin chooses the next ones; None after an error.
         """
         own = HydraConfig.get()
-        overrides = list(own.overrides.task)
+        words = list(own.overrides.task)
         folder = Path(own.runtime.output_dir)
         job = None
-        if self.multirun:
-            job = self._job(own, overrides)
+        if self.mode is RunMode.MULTIRUN:
+            job = self._job(own, words)
             if self.process.writes and folder == Path.cwd() / job.sweep / "0":
                 self._announce(job.sweep)
         # a launcher of a plugin calls this in another process, which has no output of its own yet
         with outputs(), self.process.errors(job):
             with self.process.claimed(folder), noted(folder, job, self.process):
                 with self.process.agree():
-                    resolved = resolve(without_leftovers(config, read(overrides)))
+                    resolved = resolve(config)
                     check_logger(resolved, folder, self.typed)
-                result = train_one(resolved, folder, self.process, command=overrides, job=job)
+                result = train_one(resolved, folder, self.process, command=words, job=job)
             return float(result.final[result.metric])
         return None
 
-    def _job(self, own: Any, overrides: list[str]) -> Job:
+    def _job(self, own: Any, words: list[str]) -> Job:
         of = None
         # a file can list values of its own, and then there are more runs than were typed
         if not own.sweeper.get("params"):
             of = len(self.runs) or None
-        words = differing(overrides, self.typed)
-        return Job(int(own.job.num), of, words, sweep=Path(own.sweep.dir))
+        return Job(int(own.job.num), of, differing(words, self.typed), sweep=Path(own.sweep.dir))
 
     def _announce(self, sweep: Path) -> None:
         """Writes the configurations of all runs before the first one begins, so that a resume knows
         those that have not begun when the sweep is interrupted."""
         from ..trainer.folder import RunFolder
 
-        for number, run in enumerate(self.runs):
+        for number, (run, config) in enumerate(self.runs):
             place = RunFolder(sweep / str(number))
             # a folder that is taken is refused when its turn comes
             with suppress(FedmtlError), place.claimed(resume=False):
                 of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
-                write_config(place.root, of_task, self.configs[number])
-
-
-def _jobs_of(typed: Typed, name: str, process: Process, *, multirun: bool) -> _Jobs:
-    """Returns the runs of a command. Those of a sweep are checked before any is trained: a fault in
-    the last one is not found after hours.
-
-    Args:
-        typed: the settings.
-        name: of the primary configuration file.
-        process: of the command.
-        multirun: True if Hydra sweeps.
-
-    Raises:
-        FedmtlError: the first impossible setting.
-    """
-    runs: list[list[str]] = []
-    # a sweeper of a plugin chooses its own runs
-    if multirun and "hydra/sweeper" not in typed.values:
-        runs = combinations(typed)
-    configs = [resolve(compose(run, name)) for run in runs]
-    for config in configs:
-        build.settings(config)
-        check_logger(config, Path(), typed)
-    warning = unlike(configs)
-    if process.writes and warning:
-        say(warning)
-    if process.ranks is not None and not multirun:
-        # here, so that all ranks refuse the same settings, in one line
-        compose(typed.words, name)
-    return _Jobs(typed, multirun, runs, configs, process)
+                write_config(place.root, of_task, config)
 
 
 @contextmanager
-def _placed(place: Path | None, process: Process, *, multirun: bool) -> Iterator[list[str]]:
+def _placed(place: Path | None, process: Process, mode: RunMode) -> Iterator[list[str]]:
     """Yields the setting of a new folder for a command, the same for all ranks; none if one is
     chosen, ``place``. A sweep holds its folder."""
     words: list[str] = []
     with ExitStack() as stack:
         if place is None:
             kind = "outputs"
-            key = FOLDERS["run"]
-            if multirun:
+            if mode is RunMode.MULTIRUN:
                 kind = "multirun"
-                key = FOLDERS["sweep"]
             folder = process.shared(lambda: str(stack.enter_context(new_folder(kind))))
             place = Path(folder)
-            words = [f"{key}={folder}"]
+            words = [f"{FOLDERS[mode]}={folder}"]
         # else Hydra makes the name, and only the runs hold their folders
         known = "${" not in str(place)
         with process.agree():
-            if multirun and process.writes and known:
+            if mode is RunMode.MULTIRUN and process.writes and known:
                 stack.enter_context(claimed_sweep(place))
-        yield words
-
-
-def _run_by_hydra(words: list[str], task: Callable[[Any], float | None], typed: Typed) -> None:
-    """Calls ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
-    register()
-    before = sys.argv
-    sys.argv = ["fedmtl", *words]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
-    try:
-        with refusals(typed):
-            hydra.main(version_base=VERSION, config_path=None, config_name="config")(task)()
-    except OSError as error:  # not of the run, which is another block
-        raise no_folder(error) from error
-    finally:
-        sys.argv = before
+        try:
+            yield words
+        except OSError as error:  # of Hydra, since each run has a block of its own for its errors
+            raise no_folder(error) from error
 
 
 def train_one(

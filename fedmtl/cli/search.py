@@ -12,14 +12,15 @@ from pathlib import Path
 from ..errors import ConfigError
 from . import build
 from .around import printed_log, resumable
-from .config import Config, combinations, compose, resolve
+from .build import Config
+from .config import combinations, compose, differing, read, resolve
 from .folders import new_folder
 from .output import show
 from .parsers import command_parser
 from .process import Process
 from .run import print_saved
 from .stored import write_config
-from .words import differing, read
+from .words import understood
 
 
 def search(words: list[str]) -> int:
@@ -35,7 +36,7 @@ def search(words: list[str]) -> int:
       fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
     """
     arguments = vars(_options(words))
-    overrides = arguments.pop("overrides")
+    overrides = understood(arguments.pop("overrides"), automatic=False)
     folder = arguments.pop("folder")
     for text in overrides:
         if text.lstrip("+~").startswith("hydra"):

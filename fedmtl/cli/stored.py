@@ -15,8 +15,8 @@ from .._text import shown
 from .._yaml import read_yaml, yaml_text
 from ..errors import ConfigError
 from ..report.tables import write_text
-from .config import Config, compose, resolve
-from .words import Typed, of_place, read
+from .build import Config
+from .config import Typed, compose, of_place, read, resolve
 
 _PATHS = (
     *("data.root", "data.path", "data.images", "data.cache", "data.counts"),

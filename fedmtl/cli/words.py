@@ -1,22 +1,17 @@
-"""The words of a command: as people write them, a table by its path and settings by their short
-names, and as Hydra reads them, as overrides of settings."""
+"""The settings of a command as people write them: a table by its path, and its columns by short
+names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from .._extras import vision_models
 from ..errors import ConfigError
-from .refusals import refusals
 
 _TABLE = re.compile(r"(data=)?([^=]+\.(csv|csv\.gz|tsv|tsv\.gz|parquet))", re.IGNORECASE)
 _OTHER_FILE = re.compile(
@@ -25,35 +20,21 @@ _OTHER_FILE = re.compile(
 _OF_A_TABLE = ("client", "target", "features", "bounds", "classes", "labels")
 _TEXTS = ("data.path", "data.client", "data.target")  # names, and never values of another type
 _USERS_DATA = ("data=table", "data=images", "data=leaf")
-_COMMANDS = ("check", "search", "audit", "adapt")  # whose words are settings, behind their name
-_OPTIONS = {  # words in the place of an option of a group, and the meaning
-    "finetune=true": "finetune=auto trains every client's own model further; finetune=none does "
-    "not",
-    "finetune=false": "finetune=none trains no client's model further",
-    "privacy=true": "privacy=client protects whole clients, privacy=record single records",
-    "privacy=false": "privacy=none trains without noise",
-}
 
 
-def understood(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command with a table's path, ``visits.csv`` or ``data=visits.csv``, as
-    ``data=table data.path=visits.csv``, and beside a table with ``client=`` and ``target=`` as
-    settings of the data. Names of files and columns that Hydra cannot read, such as
-    ``target=Größe``, are quoted. Data of the user take the automatic settings, see
-    :func:`with_automatic`.
+def understood(words: Sequence[str], *, automatic: bool = True) -> list[str]:
+    """Returns settings with a table's path, ``visits.csv`` or ``data=visits.csv``, as ``data=table
+    data.path=visits.csv``, and beside a table with ``client=`` and ``target=`` as settings of the
+    data. Names of files and columns that Hydra cannot read, such as ``target=Größe``, are quoted.
 
     Args:
-        words: as typed, without the options of every command.
+        words: the settings as typed.
+        automatic: True if data of the user take the automatic settings unless an algorithm, an
+            experiment or a setting of the schedule is chosen.
 
     Raises:
-        ConfigError: an option that a group does not have and that has a known meaning, a file of
-            another kind, or the column of a table that is not named.
+        ConfigError: a file of another kind, or the column of a table that is not named.
     """
-    first = ""
-    if words:
-        first = words[0]
-    if not (first in _COMMANDS or first.startswith(("-", "~", "+")) or _is_setting(first)):
-        return list(words)
     settings = _with_tables(words)
     if "data=table" in settings:
         settings = [
@@ -63,30 +44,15 @@ def understood(words: Sequence[str]) -> list[str]:
     else:
         _refuse_columns(settings)
     settings = [_readable(word) for word in settings]
-    for word in settings:
-        if word.lower() in _OPTIONS:
-            raise ConfigError(f"{word} is no choice: {_OPTIONS[word.lower()]}.")
-        if word.startswith("model=") and _is_of_torchvision(word.removeprefix("model=")):
-            name = word.removeprefix("model=")
-            raise ConfigError(
-                f"{name} is a network of torchvision: model=torchvision model.name={name}."
-            )
-    # candidates of a search are typed, and new clients have the settings of their run
-    if first in ("search", "adapt"):
-        return settings
-    return with_automatic(settings)
+    chosen = any(word.startswith(("algorithm", "experiment=", "schedule.")) for word in settings)
+    if automatic and not chosen and not set(_USERS_DATA).isdisjoint(settings):
+        return ["algorithm=auto", *settings]
+    return settings
 
 
-def with_automatic(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command, in which data of the user take the automatic settings unless
-    an algorithm, an experiment or a setting of the schedule is chosen."""
-    places = [place for place, word in enumerate(words) if word in _USERS_DATA]
-    if not places or any(
-        word.startswith(("algorithm", "experiment=", "schedule.")) for word in words
-    ):
-        return list(words)
-    # settings stand between the options
-    return [*words[: places[0]], "algorithm=auto", *words[places[0] :]]
+def is_setting(word: str) -> bool:
+    """Returns True if a word is a setting, or the path of a file of data."""
+    return "=" in word or any(kind.fullmatch(word) for kind in (_TABLE, _OTHER_FILE))
 
 
 def _with_tables(words: Sequence[str]) -> list[str]:
@@ -97,12 +63,9 @@ def _with_tables(words: Sequence[str]) -> list[str]:
     """
     settings: list[str] = []
     for word in words:
-        found = _TABLE.fullmatch(word)
-        behind_option = bool(settings) and settings[-1].startswith("--") and "=" not in settings[-1]
-        other = _OTHER_FILE.fullmatch(word)
-        if found and not behind_option:
+        if found := _TABLE.fullmatch(word):
             settings += ["data=table", f"data.path={found[2]}"]
-        elif other and not behind_option:
+        elif other := _OTHER_FILE.fullmatch(word):
             raise ConfigError(
                 f"{other[2]} is no file of a table that is read; save the table as .csv or .parquet"
                 " (also .tsv, .csv.gz and .tsv.gz)."
@@ -153,10 +116,6 @@ def without_references(text: str) -> str:
     return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 
-def _is_setting(word: str) -> bool:
-    return "=" in word or any(kind.fullmatch(word) for kind in (_TABLE, _OTHER_FILE))
-
-
 def _refuse_columns(words: Sequence[str]) -> None:
     """Refuses the short name of a column if no table is named.
 
@@ -169,65 +128,3 @@ def _refuse_columns(words: Sequence[str]) -> None:
                 f"{word} is a column of a table, and none is named; accepted: the table before it, "
                 f"as visits.csv {word}, or data.{word} beside other data."
             )
-
-
-def _is_of_torchvision(name: str) -> bool:
-    """Returns True if a model is one of torchvision. It is imported for names alone that look
-    like one."""
-    if not re.fullmatch(r"[a-z]+_?[a-z]*\d+[a-z0-9_]*", name):
-        return False
-    return name in vision_models.list_models()
-
-
-@dataclass(frozen=True)
-class Typed:
-    """Settings as they are typed, which :func:`read` reads once.
-
-    Attributes:
-        words: ``KEY=VALUE`` each.
-        overrides: the same as Hydra reads them.
-    """
-
-    words: tuple[str, ...]
-    overrides: tuple[Override, ...]
-
-    @cached_property
-    def values(self) -> dict[str, Any]:
-        """Returns the values by dotted key or group; the last one counts."""
-        return {override.key_or_group: override.value() for override in self.overrides}
-
-    @property
-    def single(self) -> dict[str, Any]:
-        """Returns the values without those that a sweep goes through."""
-        single = (one for one in self.overrides if not one.is_sweep_override())
-        return {one.key_or_group: one.value() for one in single}
-
-
-def read(words: Sequence[str]) -> Typed:
-    """Returns settings as Hydra reads them.
-
-    Raises:
-        ConfigError: one that it cannot read, or another folder of files than that of
-            ``--config-dir``.
-    """
-    with refusals():
-        overrides = OverridesParser.create().parse_overrides(list(words))
-    for override in overrides:
-        if override.get_key_element().lstrip("+~") == "hydra.searchpath":
-            raise ConfigError(
-                f"{override.input_line} is not taken; --config-dir DIR is the folder "
-                "with own groups."
-            )
-    return Typed(tuple(words), tuple(overrides))
-
-
-def of_place(words: Sequence[str], place: str) -> list[str]:
-    """Returns the settings of a group or of a setting."""
-    return [text for text in words if text.split("=")[0].split(".")[0].lstrip("+") == place]
-
-
-def differing(run: Sequence[str], typed: Typed) -> str:
-    """Returns those settings of a run of a sweep that were not typed with a single value."""
-    # the last counts
-    keys = {one.get_key_element(): one.is_sweep_override() for one in typed.overrides}
-    return " ".join(text for text in run if keys.get(text.partition("=")[0], True))

@@ -41,7 +41,7 @@ from fedmtl import (
 from fedmtl.algorithms import cohort
 from fedmtl.cli.main import main
 from fedmtl.cli.run import unlike
-from fedmtl.cli.words import with_automatic
+from fedmtl.cli.words import understood
 from fedmtl.contrib import LocalAverage
 from fedmtl.contrib.automatic import automatic, noise_of
 from fedmtl.data import Domain, FederatedDataset, read_table
@@ -646,7 +646,7 @@ TABLE = ("data=table", "data.path=x.csv")
     ("words", "expected"),
     [
         (TABLE, ("algorithm=auto", *TABLE)),
-        (("-m", *TABLE, "seed=1,2"), ("-m", "algorithm=auto", *TABLE, "seed=1,2")),
+        (("seed=1,2", *TABLE), ("algorithm=auto", "seed=1,2", *TABLE)),
         ((*TABLE, "schedule.cohort=3"), (*TABLE, "schedule.cohort=3")),
         ((*TABLE, "algorithm.local.lr=1"), (*TABLE, "algorithm.local.lr=1")),
         (("data=images", "model=mlp"), ("algorithm=auto", "data=images", "model=mlp")),
@@ -656,7 +656,7 @@ TABLE = ("data=table", "data.path=x.csv")
 def test_data_of_the_user_take_automatic_settings_unless_something_of_them_is_chosen(
     words, expected
 ) -> None:
-    assert tuple(with_automatic(words)) == expected
+    assert tuple(understood(words)) == expected
 
 
 def test_automatic_settings_are_compared_in_a_sweep() -> None:

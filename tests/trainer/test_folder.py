@@ -37,7 +37,7 @@ from fedmtl import (
 )
 from fedmtl._files import write_bytes
 from fedmtl.audit.verification import verify
-from fedmtl.cli.job import Job
+from fedmtl.cli.run import Job
 from fedmtl.errors import ConfigError, DataError, ModelError, ResumeError
 from fedmtl.models.networks import NamedFactory
 from fedmtl.privacy.chain import Head, read_chain

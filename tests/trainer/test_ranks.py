@@ -38,8 +38,8 @@ from fedmtl import (
     models,
 )
 from fedmtl import ranks as module
-from fedmtl.cli.job import Job
 from fedmtl.cli.process import Process
+from fedmtl.cli.run import Job
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, ResumeError, TrainingError
 from fedmtl.ranks import Ranks
