@@ -29,6 +29,7 @@ from ..local import BackoffSGD, LocalSGD
 from ..models import ModelFactory, linear_regression, logistic_regression, softmax_regression
 from ..models.build import build_module
 from ..privacy import (
+    BoundSampler,
     ClientPrivacy,
     CyclicCohorts,
     FullParticipation,
@@ -46,6 +47,8 @@ _INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
 _VOTE_ROUNDS = 2  # on the models that clients average, after the rounds of the model
 _CLIP_OF_RECORDS = 1.0  # of the gradient of a record
 _COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the clip follows
+_CLIP_RATE = 0.4  # of the steps of the logarithm of that clip
+_LONGEST_WALK = 1.0  # standard deviation of that logarithm by noise alone, at the end of a run
 
 
 @dataclass(frozen=True)
@@ -127,11 +130,11 @@ def automatic(
 
     Real targets at the client level: 20 exact proximal steps, of which the first four move the
     level alone, then two rounds of votes on the models that clients average, and a clip that
-    follows the median norm of the updates, at first so that the noise of a round is at most .1 in
-    units of half the target range. Classes: 30 rounds, 100 from 300 clients on. At the record level
-    each client takes one full-batch step in each of 60 rounds, without votes, or sends its
-    gradients to a secure sum if there is one. Networks have the rounds and the clip of classes, and
-    local steps whose size each client adapts.
+    follows the median norm of the updates unless noise drowns that median, at first so that the
+    noise of a round is at most .1 in units of half the target range. Classes: 30 rounds, 100 from
+    300 clients on. At the record level each client takes one full-batch step in each of 60 rounds,
+    without votes, or sends its gradients to a secure sum if there is one. Networks have the rounds
+    and the clip of classes, and local steps whose size each client adapts.
 
     Args:
         data: with declared bounds.
@@ -188,7 +191,7 @@ def automatic(
         clip = _clip_of_classes(noise, dimension, usual)
     else:
         algorithm = _of_numbers(level, votes)
-        clip = _clip_of_numbers(privacy, noise, dimension, clients, schedule)
+        clip = _clip_of_numbers(privacy, noise, dimension, schedule.bind(clients), rounds)
     privacy = _with_clip(privacy, clip)
     finetune = Average(noise=noise)
     return Automatic(
@@ -283,7 +286,7 @@ def _clip_of_classes(noise: float, dimension: int, rounds: int) -> float:
 
 
 def _clip_of_numbers(
-    privacy: Privacy | None, noise: float, dimension: int, clients: int, schedule: Sampler
+    privacy: Privacy | None, noise: float, dimension: int, schedule: BoundSampler, rounds: int
 ) -> float | QuantileClip:
     """Returns the clip of a real target's updates: at first so that the noise of a round is at most
     .1, in units of half the target's range, then the median of the clients' norms.
@@ -294,12 +297,15 @@ def _clip_of_numbers(
     participants, a client moves the count half as far as the sum over the clip, and by Theorem 1 of
     Andrew et al. a tenth of the budget is a multiplier 1 / sqrt(.1) times as large.
 
+    That noise alone makes the logarithm of the clip a random walk. If its standard deviation at the
+    end of the run is above 1, the clip says little of the clients, and the first one is kept.
+
     Args:
         privacy: of the run.
         noise: nu.
         dimension: p.
-        clients: K.
-        schedule: of the rounds.
+        schedule: of the rounds, bound to the clients.
+        rounds: T.
     """
     initial = min(0.3, 0.1 / max(noise, 1e-9))
     if noise == 0 or not isinstance(privacy, ClientPrivacy):
@@ -307,9 +313,13 @@ def _clip_of_numbers(
     independent = privacy.mechanism == "gaussian" and privacy.bands is None
     if not independent or privacy.aggregation is not None:
         return initial
-    of_the_sum = noise * schedule.bind(clients).denominator / math.sqrt(dimension)
+    of_the_sum = noise * schedule.denominator / math.sqrt(dimension)
     count_noise = of_the_sum / 2 / math.sqrt(_COUNT_SHARE)
-    return QuantileClip(initial=initial, quantile=0.5, lr=0.4, count_noise=count_noise)
+    # a step of the logarithm is the rate times the share of clients within the clip
+    walk = _CLIP_RATE * count_noise / schedule.denominator * math.sqrt(rounds)
+    if walk > _LONGEST_WALK:
+        return initial
+    return QuantileClip(initial=initial, quantile=0.5, lr=_CLIP_RATE, count_noise=count_noise)
 
 
 def _by_records(classes: bool, summed: bool) -> Algorithm:
