@@ -12,11 +12,10 @@ from torch import Tensor
 from .._devices import on_device
 from ..errors import ConfigError, PrivacyError
 from ..local import LocalSGD, LocalSolver, LocalTraining, Mixture
-from ..local.clients import Piece, idle, put_rows, train_on_batches, train_on_records
+from ..local.clients import Piece, train_on_batches, train_on_records
 from ..local.gradient_sums import clipped_gradient_sums, plain_sums
 from ..local.losses import Loss
 from ..local.optimizers import Strength
-from ..local.train import Trained
 from ..privacy import GradientPlan, LocalSteps
 from ..privacy.clip import Clip, clip_rows, not_finite
 from .store import Fields
@@ -335,38 +334,31 @@ class Cohort:
         """
         problem = self.problem
         if problem.protects_records:
-            finished = self._train_on_records(run)
+            models = self._train_on_records(run)
         elif self.piece is not None and self.piece.trains(run, self.ids):
-            finished = self.piece.train(run, problem.executor)
+            models = self.piece.train(run, problem.executor)
         else:
-            finished = train_on_batches(
+            models = train_on_batches(
                 run, problem.executor, self.ids, seed=problem.seed, members=self.members
             )
         tally = problem.tally
-        if self.round == AFTER:
-            tally = None  # personal models are no local trainings of a round
-        models = problem.initial.new_empty(len(self.ids), problem.dimension)
-        diverged: int | Tensor = 0  # on a GPU it is read once, when all have finished
-        for place, trained in finished:
-            put_rows(models, place, trained)
-            if tally is not None:
-                diverged = diverged + not_finite(trained)
-        if tally is None:
+        # personal models are no local trainings of a round
+        if tally is None or self.round == AFTER:
             return models
         tally.trained += len(self.ids)
-        tally.diverged += int(diverged)
+        tally.diverged += int(not_finite(models))
         if run.mixture is not None and not problem.protects_records:
             tally.trained += len(self.ids)
             tally.diverged += int(not_finite(run.mixture.models))
         return models
 
-    def _train_on_records(self, run: LocalTraining) -> Trained:
+    def _train_on_records(self, run: LocalTraining) -> Tensor:
         """Trains by DP-SGD on the local steps that are charged."""
         if run.divergence is not None:
             measured = "A pull that is measured on a client's records"
             raise ConfigError(f"{measured} has no release; use privacy=client.")
         if self.round == AFTER:
-            return idle(run, torch.zeros(len(self.ids)))
+            return run.start.to(self.initial).expand(len(self.ids), -1).clone()
         return train_on_records(run, self.problem.executor, self.ids, self._needed_steps())
 
 

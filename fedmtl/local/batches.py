@@ -167,16 +167,20 @@ def plan_batches(
     if not size and len(counts):
         size = int(batch_widths(counts, solver.batch_size).max())
     epoch, within, lengths = _steps_of(counts, steps, solver.batch_size, size)
+    # of the N examples of the clients one after another
+    start = torch.cumsum(counts, 0) - counts
+    segment = torch.repeat_interleave(torch.arange(len(counts)), counts)  # the client's place
+    place = torch.arange(len(segment)) - start[segment]  # the example's among the client's
+    rows = (data.train.offsets[clients][segment] + place)[None]  # in the flat data
     if solver.batch_size is None:
         # Every batch has all of a client's examples, so their order does not matter.
         epoch = torch.zeros_like(epoch)
-        rows = _flat_rows(data, clients)[2][None]
     else:
         epochs = 1
         if epoch.numel():
             epochs = int(epoch.max()) + 1
-        rows = _permuted_rows(data, clients, seed, round, epochs)
-    start = torch.cumsum(counts, 0) - counts
+        keys = data.keys[clients][segment]
+        rows = rows[0, _orders(keys, segment, place, seed, round, epochs)]
     index = rows.flatten()[(epoch * rows.shape[1] + start)[..., None] + within]
     # The reciprocal of the length, so that a weighted sum is the mean of a batch. Rounded to
     # float32 it has the bits of a division in float32, of whose digits float64 has twice as many.
@@ -215,31 +219,26 @@ def _steps_of(
     return epoch, within, lengths
 
 
-def _flat_rows(data: FederatedDataset, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns, for the N examples of ``clients`` one after another, int64 (N,) each: the client's
-    place in ``clients``, the example's place among the client's, and its row in the flat data."""
-    counts = data.train.counts[clients]
-    start = torch.cumsum(counts, 0) - counts
-    segment = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    place = torch.arange(len(segment)) - start[segment]
-    return segment, place, data.train.offsets[clients][segment] + place
-
-
-def _permuted_rows(
-    data: FederatedDataset, clients: Tensor, seed: int, round: int, epochs: int
+def _orders(
+    keys: Tensor, segment: Tensor, place: Tensor, seed: int, round: int, epochs: int
 ) -> Tensor:
-    """Returns the rows of the N examples of ``clients``, each client's in the order of each epoch,
-    int64 (epochs, N)."""
-    segment, place, rows = _flat_rows(data, clients)
-    keys = data.keys[clients][segment]
+    """Returns the order of N examples in each epoch, in which those of a client stay together:
+    int64 (epochs, N).
+
+    Args:
+        keys: int64 (N,), of the client of each example.
+        segment: int64 (N,), ascending, the place of that client.
+        place: int64 (N,), of the example among the client's.
+        seed: addresses the order.
+        round: addresses the order.
+        epochs: their number.
+    """
     orders = []
     for number in range(epochs):
         bits = keyed_bits(derive_key(seed, f"batches/{number}"), keys, round, place)
         # One sort for all clients: the client in the upper bits, random bits in the lower ones.
-        order = torch.argsort(
-            (segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True
-        )
-        orders.append(rows[order])
+        sorted_by = (segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS)
+        orders.append(torch.argsort(sorted_by, stable=True))
     return torch.stack(orders)
 
 

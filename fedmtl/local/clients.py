@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -96,14 +97,16 @@ class Piece:
             return False
         return run.round == planned.round and run.solver == planned.solver
 
-    def train(self, run: LocalTraining, executor: Executor) -> Trained:
+    def train(self, run: LocalTraining, executor: Executor) -> Tensor:
         """Trains the clients on the planned batches, see :func:`train_on_batches`."""
         planned = self.planned
         assert planned is not None
         assert self.stacks is not None
         # A filler reads the model of the real client before it.
         place = (torch.cumsum(planned.real[self.stacks], 0) - 1).clamp(min=0)
-        return _train_stacks(run, executor, planned.stack, planned.plan.part(self.stacks), place)
+        plan = planned.plan.part(self.stacks)
+        finished = _train_stacks(run, executor, planned.stack, plan, place)
+        return _models(run, executor, plan.steps[planned.real[self.stacks]], finished)
 
 
 def pieces_of(
@@ -149,7 +152,7 @@ def train_on_batches(
     *,
     seed: int,
     members: Tensor | None = None,
-) -> Trained:
+) -> Tensor:
     """Trains clients on batches of their examples, by local SGD.
 
     Clients with batches of one width share a stack, in their lanes, so that no client's last bits
@@ -163,15 +166,16 @@ def train_on_batches(
         members: int64 (m,), all participants of the round, of whom these clients are a part; None:
             all clients of the data.
 
-    Yields:
-        Places among ``clients`` and their models, as they finish. The model of a client without a
-        local step is its start.
+    Returns:
+        The models (k, D). That of a client without a local step is its start.
     """
-    for planned in _planned_stacks(
-        run.data, run.solver, executor, clients, seed, run.round, members
-    ):
-        yield from _train_stacks(run, executor, planned.stack, planned.plan, planned.order)
-    yield from idle(run, run.solver.step_counts(run.data.train.counts[clients]))
+    stacks = _planned_stacks(run.data, run.solver, executor, clients, seed, run.round, members)
+    finished = chain.from_iterable(
+        _train_stacks(run, executor, planned.stack, planned.plan, planned.order)
+        for planned in stacks
+    )
+    steps = run.solver.step_counts(run.data.train.counts[clients])
+    return _models(run, executor, steps, finished)
 
 
 def _planned_stacks(
@@ -213,7 +217,7 @@ def _train_stacks(
 
 def train_on_records(
     run: LocalTraining, executor: Executor, clients: Tensor, records: LocalSteps
-) -> Trained:
+) -> Tensor:
     """Trains clients by DP-SGD, on the local steps that the ledger has charged.
 
     Args:
@@ -222,37 +226,35 @@ def train_on_records(
         clients: int64 (k,), positions in the data.
         records: the local steps of the round.
 
-    Yields:
-        Places among ``clients`` and their models, as they finish. The model of a client without a
-        local step is its start.
+    Returns:
+        The models (k, D). That of a client without a local step is its start.
     """
     width = executor.examples_at_once(float(records.plan.expected.max(initial=0.0)))
     steps = records.steps(clients)
     # clients with many steps come first, so that those of a stack end together
     order = torch.argsort(steps, descending=True, stable=True)
     order = order[steps[order] > 0]
-    for part in executor.slices(len(order), width=PIECE):
-        private = run.on_records(executor.stack, clients[order[part]], records, width)
-        yield from run.train(executor.stack, order[part], private)
-    yield from idle(run, steps)
+    finished = chain.from_iterable(
+        run.train(
+            executor.stack,
+            order[part],
+            run.on_records(executor.stack, clients[order[part]], records, width),
+        )
+        for part in executor.slices(len(order), width=PIECE)
+    )
+    return _models(run, executor, steps, finished)
 
 
-def idle(run: LocalTraining, steps: Tensor) -> Trained:
-    """Yields the clients without a local step, with their starts as models.
+def _models(run: LocalTraining, executor: Executor, steps: Tensor, finished: Trained) -> Tensor:
+    """Returns the models of k clients, (k, D), from the places and models of those that finish.
 
-    Args:
-        run: the local training.
-        steps: (k,), local steps of each client.
+    Those without a local step, of ``steps`` (k,), have their starts.
     """
-    place = (steps == 0).nonzero()[:, 0]
-    if len(place):
-        yield place, rows_of(run.start, place).expand(len(place), -1)
-
-
-def put_rows(models: Tensor, place: Tensor, rows: Tensor) -> None:
-    """Copies rows (d, D) to their places among ``models`` (k, D), int64 (d,) on the host."""
-    first = int(place[0])
-    if int(place[-1]) - first + 1 == len(place) and bool((place.diff() == 1).all()):
-        models[first : first + len(place)] = rows
-    else:
-        models.index_copy_(0, on_device(place, models.device), rows)
+    rows = executor.stack.rows
+    models = rows.new_empty(len(steps), rows.shape[1])
+    for place, trained in finished:
+        models.index_copy_(0, on_device(place, models.device), trained)
+    still = on_device((steps == 0).nonzero()[:, 0], models.device)
+    if len(still):
+        models[still] = rows_of(run.start, still).to(models)
+    return models

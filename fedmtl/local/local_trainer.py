@@ -200,14 +200,9 @@ class LocalTrainer:
         first = start.to(self.initial)
         run = LocalTraining(self.data, self.loss, solver, round, first, lam, anchor)
         if channel is None:
-            trained = train_on_batches(run, self._executor, chosen, seed=self._seed)
-        else:
-            steps = self._local_steps(channel)
-            trained = train_on_records(run, self._private_executor, chosen, steps)
-        models = self.initial.new_empty(len(chosen), len(self.initial))
-        for place, rows in trained:
-            models[place.to(models.device)] = rows
-        return models
+            return train_on_batches(run, self._executor, chosen, seed=self._seed)
+        steps = self._local_steps(channel)
+        return train_on_records(run, self._private_executor, chosen, steps)
 
     def module_of(self, model: Tensor) -> nn.Module:
         """Returns a new module with the parameters of one model.

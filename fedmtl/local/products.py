@@ -59,38 +59,6 @@ class Linear:
     inputs: int
     function: Function | None = None
 
-    def forward(self, parameters: Views, x: Tensor) -> Tensor:
-        """Returns the outputs (K, B, outputs) of K copies with parameters (K, ...) for inputs (K,
-        B, inputs)."""
-        weights = parameters[self.weight].mT
-        if self.bias is None:
-            value = torch.bmm(x, weights)
-        else:
-            value = torch.baddbmm(parameters[self.bias][:, None], x, weights)
-        if self.function is None:
-            return value
-        return self.function.value(value)
-
-    def descend(
-        self, target: Views, x: Tensor, signal: Tensor, *, keep: float, rate: float
-    ) -> None:
-        """Sets the layer's parameters in ``target`` to ``keep * target - rate * gradient``, with
-        ``signal`` (K, B, outputs) the gradient by the product; with ``keep`` 0 the old values are
-        not read.
-
-        A ``target`` of K B rows has the gradients of each example apart.
-        """
-        groups = len(target[self.weight])
-        if groups != len(signal):
-            signal = signal.reshape(groups, -1, signal.shape[2])
-            x = x.reshape(groups, -1, x.shape[2])
-        # Weight decay and the step in one pass over the weights.
-        target[self.weight].baddbmm_(signal.mT, x, beta=keep, alpha=-rate)
-        if self.bias is not None:
-            # A product with ones, since it can scale the target in the same call.
-            ones = signal.new_ones(len(signal), 1, signal.shape[1])
-            target[self.bias][:, None].baddbmm_(ones, signal, beta=keep, alpha=-rate)
-
 
 @dataclass(frozen=True)
 class Perceptron:
@@ -154,7 +122,14 @@ class Perceptron:
         values = [value]
         parameters = self.layout.views(rows)
         for layer in self.layers:
-            values.append(layer.forward(parameters, values[-1]))
+            weights = parameters[layer.weight].mT
+            if layer.bias is None:
+                value = torch.bmm(value, weights)
+            else:
+                value = torch.baddbmm(parameters[layer.bias][:, None], value, weights)
+            if layer.function is not None:
+                value = layer.function.value(value)
+            values.append(value)
         return values
 
     def descend(
@@ -198,7 +173,18 @@ class Perceptron:
             below = signal
             if number or inward:  # before the weights change, which may be those of the target
                 below = torch.bmm(signal, parameters[layer.weight])
-            layer.descend(changed, values[number], signal, keep=keep, rate=rate)
+            x = values[number]
+            weights = changed[layer.weight]
+            # of the gradients of examples apart, each is a group of its own
+            if len(weights) != len(signal):
+                signal = signal.reshape(len(weights), -1, signal.shape[2])
+                x = x.reshape(len(weights), -1, x.shape[2])
+            # Weight decay and the step in one pass over the weights.
+            weights.baddbmm_(signal.mT, x, beta=keep, alpha=-rate)
+            if layer.bias is not None:
+                # A product with ones, since it can scale the target in the same call.
+                ones = signal.new_ones(len(signal), 1, signal.shape[1])
+                changed[layer.bias][:, None].baddbmm_(ones, signal, beta=keep, alpha=-rate)
             signal = below
         return signal
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedmtl import Execution, LocalSGD
+from fedmtl import Execution, LocalSGD, local
 from fedmtl.algorithms import Cohort
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Executor, Layout
-from fedmtl.local.clients import Piece, idle, pieces_of, train_on_batches
+from fedmtl.local.clients import Piece, _models, pieces_of, train_on_batches
 from fedmtl.local.losses import resolve_loss
 from fedmtl.local.train import LocalTraining
 from tests.algorithms.harness import problem_of
@@ -27,24 +27,31 @@ def problem(chunk):
 
 
 @pytest.mark.parametrize("chunk", [1, 16])
-def test_a_client_is_trained_once_also_where_others_fill_up_a_stack(chunk):
+def test_a_client_is_trained_once_also_where_others_fill_up_a_stack(chunk, monkeypatch):
+    parts: list[tuple[Tensor, int]] = []
+    monkeypatch.setattr(
+        local.clients,
+        "_models",
+        lambda run, executor, steps, finished: parts.extend((p, len(rows)) for p, rows in finished),
+    )
     whole = problem(chunk)
     start = torch.zeros(whole.dimension, dtype=torch.float64)
     run = LocalTraining(whole.data, whole.loss, LocalSGD(lr=0.1, batch_size=4), 0, start)
     clients = torch.arange(len(COUNTS))
-    parts = list(train_on_batches(run, whole.executor, clients, seed=0))
+    train_on_batches(run, whole.executor, clients, seed=0)
     places = torch.cat([place for place, _ in parts])
     assert places.sort().values.tolist() == clients.tolist()
-    assert all(len(place) == len(models) for place, models in parts)
+    assert all(len(place) == count for place, count in parts)
 
 
 @pytest.mark.parametrize("start", [torch.ones(4), torch.arange(12.0).reshape(3, 4)])
 def test_a_client_without_a_step_keeps_its_start(start):
     whole = problem(1)
     run = LocalTraining(whole.data, whole.loss, LocalSGD(lr=0.1), 0, start)
-    ((place, models),) = idle(run, torch.tensor([0, 3, 0]))
-    assert place.tolist() == [0, 2]
-    assert torch.equal(models, start.expand(3, 4)[[0, 2]])
+    trained = torch.full((1, 4), 7.0, dtype=torch.float64)
+    models = _models(run, whole.executor, torch.tensor([0, 3, 0]), [(torch.tensor([1]), trained)])
+    assert torch.equal(models[[0, 2]].to(start), start.expand(3, 4)[[0, 2]])
+    assert torch.equal(models[1], trained[0])
 
 
 def test_a_part_of_a_cohort_has_the_starts_of_its_clients():
@@ -89,10 +96,8 @@ def test_sigmoids_round_alike_in_stacks_of_any_number_of_clients():
     run = LocalTraining(
         data, resolve_loss("mse"), LocalSGD(lr=0.1, epochs=20, batch_size=5), 0, start
     )
-    models = torch.zeros(12, len(start))
-    for place, trained in train_on_batches(run, executor, torch.arange(12), seed=0):
-        models[place] = trained
+    models = train_on_batches(run, executor, torch.arange(12), seed=0)
     assert bool(torch.isfinite(models).all())
     for count in range(1, 12):
-        for place, trained in train_on_batches(run, executor, torch.arange(count), seed=0):
-            assert torch.equal(trained, models[place])
+        some = train_on_batches(run, executor, torch.arange(count), seed=0)
+        assert torch.equal(some, models[:count])
