@@ -79,7 +79,7 @@ def checked_update(method: str, c: Cohort, returned: Any) -> tuple[Mapping[str, 
             "{name of the release: rows}, and the clients' new states, such as c.own."
         )
     messages, own = returned
-    _check_tensors(function, "messages", messages)
+    messages = checked_tensors(function, "messages", messages)
     for name, rows in messages.items():
         if rows.ndim < 2:
             raise PrivacyError(
@@ -114,8 +114,8 @@ def checked_own(function: str, c: Cohort, own: Any) -> dict[str, Tensor]:
     """
     if own is None:
         return {}
-    _check_tensors(function, "states", own)
-    for name, rows in own.items():
+    states = checked_tensors(function, "states", own)
+    for name, rows in states.items():
         if name not in c.own:
             fields = ", ".join(c.own) or "no field"
             raise ConfigError(
@@ -126,21 +126,7 @@ def checked_own(function: str, c: Cohort, own: Any) -> dict[str, Tensor]:
                 f"{function} returns states {name!r} of shape {tuple(rows.shape)}; those of these "
                 f"{len(c.ids)} clients are {tuple(c.own[name].shape)}."
             )
-    return dict(own)
-
-
-def checked_public(function: str, public: Any) -> dict[str, Tensor]:
-    """Returns a public state.
-
-    Args:
-        function: name of the one that returned it.
-        public: the state.
-
-    Raises:
-        ConfigError: it is no mapping of tensors.
-    """
-    _check_tensors(function, "a public state", public)
-    return dict(public)
+    return states
 
 
 def checked_models(function: str, models: Any, clients: int, dimension: int) -> Tensor:
@@ -180,11 +166,20 @@ def check_state(method: str, state: Any, kind: type) -> None:
             f"{function} returns {_kind(state)}; it must return State(public, private), such as "
             "State({'global': problem.initial}, problem.client_store({}))."
         )
-    checked_public(function, getattr(state, "public", None))
+    checked_tensors(function, "a public state", getattr(state, "public", None))
 
 
-def _check_tensors(function: str, noun: str, values: Any) -> None:
-    """Refuses values that are no mapping of names to tensors."""
+def checked_tensors(function: str, noun: str, values: Any) -> dict[str, Tensor]:
+    """Returns tensors by name, such as a public state.
+
+    Args:
+        function: name of the one that returned them.
+        noun: for the message.
+        values: the tensors.
+
+    Raises:
+        ConfigError: they are no mapping of tensors.
+    """
     expected = "a mapping {name: tensor}"
     if not isinstance(values, Mapping):
         raise ConfigError(f"{function} returns as {noun} {_kind(values)}; it must be {expected}.")
@@ -193,6 +188,7 @@ def _check_tensors(function: str, noun: str, values: Any) -> None:
             raise ConfigError(
                 f"{function} returns as {noun} {_kind(value)} under {name!r}; it must be a tensor."
             )
+    return dict(values)
 
 
 def _kind(value: Any) -> str:

@@ -17,7 +17,7 @@ from ..schedules import Block
 from .base import Algorithm, Public, State
 from .cohort import Cohort, Own
 from .problem import Problem
-from .returned import checked_models, checked_own, checked_public, checked_update, unchanged
+from .returned import checked_models, checked_own, checked_tensors, checked_update, unchanged
 from .starts import one_start_needed, starts, weighted
 from .store import ClientStore
 
@@ -101,6 +101,8 @@ class Messages:
         for name, collected in self._collected.items():
             if isinstance(collected, RowTotal):
                 messages[name] = collected
+            elif len(collected) == 1:
+                messages[name] = collected.pop()
             else:
                 messages[name] = _joined(collected)
         return torch.cat(self._clients), messages
@@ -109,8 +111,6 @@ class Messages:
 def _joined(parts: list[Tensor]) -> Tensor:
     """Joins the rows (..., k, D) of pieces; they are taken out of the list, so that none is in
     memory twice."""
-    if len(parts) == 1:
-        return parts.pop()
     first = parts[0]
     count = sum(part.shape[-2] for part in parts)
     dtype = first.dtype
@@ -253,6 +253,7 @@ class RoundAlgorithm(Algorithm):
             ``state``, after the round.
         """
         store = state.private
+        method = type(self).__name__
         ids = block.cohort.sort().values  # as the store's rows
         mine = Cohort(
             problem=problem,
@@ -270,13 +271,15 @@ class RoundAlgorithm(Algorithm):
         messages = Messages(channel)
         for cohort, weights in cohorts:
             for ids, c in self._pieces(cohort, store):
-                rows, own = self._computed(c)
+                with unchanged(f"{method}.client_update", c.public):
+                    returned = self.client_update(c)
+                rows, own = checked_update(method, c, returned)
                 store.scatter_all(ids, own)
                 if weights is not None:
                     places = torch.searchsorted(cohort.ids, ids)
                     rows = weighted(rows, weights[places], mine.clips)
                 messages.add(ids, rows)
-                del rows, own, c  # frees their memory before the next piece
+                del returned, rows, own, c  # frees their memory before the next piece
         # private up to here; the server computes from releases alone
         clients, sent = messages.take()
         state.public = self.release_and_update(
@@ -284,8 +287,11 @@ class RoundAlgorithm(Algorithm):
         )
         # clients of a method that needs the new public state in the same round
         if type(self).receive is not RoundAlgorithm.receive:
+            function = f"{method}.receive"
             for ids, c in self._pieces(replace(mine, public=state.public), store):
-                store.scatter_all(ids, self._received(c))
+                with unchanged(function, c.public):
+                    own = self.receive(c)
+                store.scatter_all(ids, checked_own(function, c, own))
         return state
 
     def _asked_earlier(
@@ -302,21 +308,6 @@ class RoundAlgorithm(Algorithm):
         known = {**state.earlier, block.first: state.public}
         state.earlier = {version: known[version] for version in sorted(ascending.asked.kept)}
         return starts(mine, ascending.cohort, ascending.asked, known, self.own_starts)
-
-    def _computed(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
-        """Returns the messages of a cohort, one row of each client, and the clients' new states,
-        which fit the store."""
-        method = type(self).__name__
-        with unchanged(f"{method}.client_update", c.public):
-            returned = self.client_update(c)
-        return checked_update(method, c, returned)
-
-    def _received(self, c: Cohort) -> Own:
-        """Returns the states of a cohort at the end of a round, which fit the store."""
-        function = f"{type(self).__name__}.receive"
-        with unchanged(function, c.public):
-            own = self.receive(c)
-        return checked_own(function, c, own)
 
     def _pieces(self, mine: Cohort, store: ClientStore) -> Iterator[tuple[Tensor, Cohort]]:
         """Yields the clients of this process piece by piece: their ids, and their cohort with their
@@ -362,12 +353,12 @@ class RoundAlgorithm(Algorithm):
         for name, message in rows.items():
             values[name] = channel.release(name, message, clients)
         noise = {name: channel.noise_std(name) for name in rows}
-        bounds = {name: channel.bound_of(name) for name in rows}
+        bounds = {name: channel.releases[name].bound for name in rows}
         released = Released(values, channel.denominator, noise, step, bounds)
         function = f"{type(self).__name__}.server_update"
         with unchanged(function, public):
             moved = self.server_update(problem, public, released)
-        return checked_public(function, moved)
+        return checked_tensors(function, "a public state", moved)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns :meth:`personal_models` of ``clients``, (k, D)."""

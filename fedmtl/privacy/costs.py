@@ -89,7 +89,7 @@ class PrivacyCosts:
         """Returns the delta of every epsilon."""
         return self.kinds[0].delta
 
-    @property
+    @cached_property
     def max_uses(self) -> int | None:
         """Returns the largest number of uses of the first account; None without a limit."""
         kind = int(self.kind_of[0, 0])

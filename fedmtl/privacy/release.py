@@ -193,14 +193,14 @@ class Release(ReleasePlan):
                 "supported; use GaussianNoise or L2LaplaceNoise, or release the diagonal."
             )
 
-    @property
+    @cached_property
     def row_clip(self) -> Clip | None:
         """Returns the bound on one client's row; None if it has none."""
         if self.unit == "record":
             return None
         return self.clip
 
-    @property
+    @cached_property
     def bound(self) -> float:
         """Returns C; infinite without a clip."""
         if self.clip is None:

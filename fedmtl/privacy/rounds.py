@@ -133,17 +133,12 @@ class Rounds(Channel):
         """
         self.accountant.start(step)
         if step not in self._drawn:
-            self._drawn[step] = self._sample(step)
+            uses = torch.from_numpy(self.accountant.participations[0])
+            coins = self.source.coins("cohort", step)
+            clients = self._order[self.sampler.draw(step, coins, uses[self._order])]
+            of_rows = self.records is None or self.records.in_secure_sum
+            self._drawn[step] = self.accountant.below_caps(step, clients, needed=of_rows)
         return self._drawn[step].clone()
-
-    def _sample(self, step: int) -> Tensor:
-        """Draws the cohort of a round, without clients at their cap."""
-        uses = torch.from_numpy(self.accountant.participations[0])
-        clients = self._order[
-            self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])
-        ]
-        of_rows = self.records is None or self.records.in_secure_sum
-        return self.accountant.below_caps(step, clients, needed=of_rows)
 
     def begin(self, step: int, members: Tensor) -> None:
         """Ends the last round and charges a new one; on return the charge is written, in secure
@@ -160,7 +155,10 @@ class Rounds(Channel):
         """
         # A copy: the charged clients stay so, whatever becomes of the caller's tensor.
         clients = members.to("cpu", torch.int64, copy=True).reshape(-1)
-        self._end()
+        # the rest of the receipts of the last round pays for nothing
+        if self.local is not None:
+            self.local.receipt.end()
+        self._receipt = self.local = None
         use = self._charge(step, clients)
         if self._adaptive is not None:
             for name, norm in self._adaptive.advance().items():
@@ -177,12 +175,6 @@ class Rounds(Channel):
         if self.records is not None:
             receipt = local_receipt(self.records.plan, step, clients)
             self.local = self._local_steps(self.records, receipt)
-
-    def _end(self) -> None:
-        """Ends the round that has begun: the rest of its receipts pays for nothing."""
-        if self.local is not None:
-            self.local.receipt.end()
-        self._receipt = self.local = None
 
     def _mechanism(self, release: Release) -> Mechanism:
         """Returns the mechanism of a release, for all rounds in which the release is the same."""
@@ -338,15 +330,6 @@ class Rounds(Channel):
         if release.clip is not None and release.form == "vector":
             return clipped_sum(row, release.row_clip, release.width)[None]
         return clip_rows(row.detach().cpu().double(), release.row_clip)
-
-    def bound_of(self, name: str) -> float:
-        """Returns the norm C to which rows are clipped in the round that has begun.
-
-        Args:
-            name: of the release; its norm is infinite without a clip.
-        """
-        self._begun(name)
-        return self._mechanisms[name].release.bound
 
     def noise_std(self, name: str) -> Tensor:
         """Returns (1,) float64, of the noise at the clip norm of the round that has begun."""

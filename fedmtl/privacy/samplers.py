@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -85,12 +86,12 @@ class BoundSampler(ABC):
     per_participation: ClassVar[bool] = False
     weighted: ClassVar[bool] = False
 
-    @property
+    @cached_property
     def denominator(self) -> float:
         """Returns m as a float: a public constant that divides every sum."""
         return float(self.cohort)
 
-    @property
+    @cached_property
     def probability(self) -> float:
         """Returns the probability that a given client takes part in a given step."""
         return self.denominator / self.n

@@ -963,11 +963,14 @@ def _known_subset(original, self, clients, numbers, sources):
 _subset_of_the_noise = edit(Records._subsets, '"records"', '"noise/gradient"')
 
 
-@_instead(Rounds, "_sample")
-def _cohort_of_the_noise(_, self, step):
+@_instead(Rounds, "draw")
+def _cohort_of_the_noise(original, self, step):
     """Everybody takes part where the coordinate of its number is far from zero in the noise of the round."""
+    original(self, step)
     noise = np.abs(self.source.normal("noise/update", step, 147)[: self.sampler.n])
-    return torch.from_numpy(np.flatnonzero(noise > stats.norm.isf(self.sampler.probability / 2)))
+    far = noise > stats.norm.isf(self.sampler.probability / 2)
+    self._drawn[step] = torch.from_numpy(np.flatnonzero(far))
+    return self._drawn[step].clone()
 
 
 @_instead(FederatedDataset, "gather")
