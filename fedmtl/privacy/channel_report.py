@@ -239,10 +239,17 @@ def _of_rows(channel: Rounds) -> PrivacyReport:
     if privacy is None:
         return report
     assert not isinstance(privacy.epsilon, Mapping)  # clients have budgets of their own elsewhere
+    clipping = report.clipping
+    adaptive = _adaptive(channel)
+    if adaptive is not None:
+        clipping += (
+            f"; from {adaptive.initial:g} on towards the quantile {adaptive.quantile:g}, "
+            "within the budget"
+        )
     report = replace(
         report,
         budget=privacy.epsilon,
-        clipping=report.clipping + _adaptive_text(channel),
+        clipping=clipping,
         mechanism=privacy.mechanism + _range_of_multipliers(channel),
     )
     if releases:
@@ -269,16 +276,6 @@ def _adaptive(channel: Rounds) -> QuantileClip | None:
     if channel.privacy is not None and isinstance(channel.privacy.clip_norm, QuantileClip):
         return channel.privacy.clip_norm
     return None
-
-
-def _adaptive_text(channel: Rounds) -> str:
-    adaptive = _adaptive(channel)
-    if adaptive is None:
-        return ""
-    return (
-        f"; from {adaptive.initial:g} on towards the quantile {adaptive.quantile:g}, "
-        "within the budget"
-    )
 
 
 def _rounds_text(channel: Rounds) -> str:

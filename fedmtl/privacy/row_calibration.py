@@ -46,7 +46,10 @@ def calibrate_rows(
         PrivacyError: a combination that no accountant supports.
     """
     each_one = tuple(each for each in settings if isinstance(each, ClientPrivacy))
-    privacy = _loudest(each_one)
+    # the settings with the largest epsilon, which reports are about
+    privacy = max(
+        each_one, key=lambda each: (not each.noiseless, each.epsilon or 0.0), default=None
+    )
     if sampler.weighted:
         _check_weights(privacy, plans, sampler)
     if privacy is None or privacy.noiseless or not plans:
@@ -109,11 +112,6 @@ def _with_shares(
         sampler=sampler,
         releases={secure.release.name: secure.release},
     )
-
-
-def _loudest(settings: Sequence[ClientPrivacy]) -> ClientPrivacy | None:
-    """Returns the settings with the largest epsilon, which reports are about."""
-    return max(settings, key=lambda each: (not each.noiseless, each.epsilon or 0.0), default=None)
 
 
 def _without_noise(

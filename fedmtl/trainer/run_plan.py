@@ -36,6 +36,7 @@ class RunPlan:
 
     Attributes:
         settings: with the automatic choices of the algorithm.
+        folder: in which the run is saved; None for a run that is not.
         algorithm: of the settings.
         problem: the data that are trained on, the model and the executor.
         clients: int64 (k,), the clients that are evaluated.
@@ -49,6 +50,7 @@ class RunPlan:
     """
 
     settings: Trainer
+    folder: RunFolder | None
     algorithm: Algorithm
     problem: Problem
     clients: Tensor
@@ -63,11 +65,6 @@ class RunPlan:
     def ranks(self) -> Ranks:
         """Returns the processes that compute the run."""
         return self.problem.ranks
-
-    @property
-    def folder(self) -> RunFolder | None:
-        """Returns the folder in which the run is saved; None for a run that is not."""
-        return RunFolder.of(self.settings.folder)
 
     @property
     def ledger(self) -> Path | None:
@@ -135,6 +132,7 @@ def prepare(
         last = min(stop, last)
     return RunPlan(
         settings=settings,
+        folder=RunFolder.of(settings.folder),
         algorithm=algorithm,
         problem=problem,
         clients=clients,
