@@ -254,7 +254,7 @@ def _models(run: LocalTraining, executor: Executor, steps: Tensor, finished: Tra
     models = rows.new_empty(len(steps), rows.shape[1])
     for place, trained in finished:
         models.index_copy_(0, on_device(place, models.device), trained)
-    still = on_device((steps == 0).nonzero()[:, 0], models.device)
+    still = (steps == 0).nonzero()[:, 0]
     if len(still):
-        models[still] = rows_of(run.start, still).to(models)
+        models[on_device(still, models.device)] = rows_of(run.start, still).to(models)
     return models
