@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from fedmtl import cli
 from fedmtl.cli.main import _COMMANDS
@@ -123,8 +124,10 @@ def test_what_cannot_be_read_leaves_no_draft(tmp_path, capsys, monkeypatch):
     words = ["check", "t.csv", "client=ward", "target=days"]
     assert cli.main([*words, "data.target_scale=log"]) == 2
     assert "a range of the target above 0" in capsys.readouterr().err
-    assert cli.main([*words, "loss=quantile:0.9"]) == 2
-    assert "no automatic settings to check" in capsys.readouterr().err
+    assert cli.main([*words, "loss=quantile:0.9", "privacy=record"]) == 2
+    assert "no automatic settings with privacy=record" in capsys.readouterr().err
+    assert cli.main([*words, "loss=quantile:9"]) == 2
+    assert "LEVEL between 0 and 1" in capsys.readouterr().err
     assert cli.main([*words, "--epsilon", "2"]) == 2
     assert "privacy.epsilon=VALUE" in capsys.readouterr().err
     assert cli.main([*words, "data.classes=3"]) == 2
@@ -132,6 +135,25 @@ def test_what_cannot_be_read_leaves_no_draft(tmp_path, capsys, monkeypatch):
     assert "a label must be in 0..2" in printed.err or "whole numbers from 0 on" in printed.err
     assert not printed.out
     assert not (tmp_path / "experiment").exists()
+
+
+@pytest.mark.parametrize("loss", ["poisson", "huber:0.1", "quantile:0.9"])
+def test_a_draft_keeps_the_loss_and_its_run_is_complete(loss, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # four values from 1 on, which look like grades without the loss
+    visits(days=np.arange(48) % 4 + 1).to_csv("t.csv", index=False)
+    words = ["check", "t.csv", "client=ward", "target=days", "privacy.epsilon=3"]
+    assert cli.main([*words, f"loss={loss}"]) == 0
+    printed = capsys.readouterr().out
+    assert "a real target" in printed
+    assert "Proximal point" in printed
+    written = yaml.safe_load((tmp_path / "experiment/t.yaml").read_text())
+    assert written["loss"] == loss
+    assert written["data"]["bounds"]["days"] == [0 if loss == "poisson" else 1, 4]
+    assert written["data"]["classes"] is None
+    assert cli.main(["--config-dir", ".", "experiment=t", "progress=false", "rounds=2"]) == 0
+    assert cli.main(["check", "t.csv", "client=ward", "target=days"]) == 0
+    assert "loss" not in yaml.safe_load((tmp_path / "experiment/t_2.yaml").read_text())
 
 
 def test_grades_from_1_on_become_labels(drafted):

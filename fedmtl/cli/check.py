@@ -46,22 +46,21 @@ def check(words: list[str]) -> int:
     config = resolve(compose(overrides))
     checked = settings(config)
     # PyTorch is imported for a check, and neither for its help nor for a setting that is refused.
-    from ..local.losses import is_of_numbers, name_of, resolve_loss
+    from ..local.losses import is_counts, is_of_numbers
 
-    if is_of_numbers(checked.loss):
-        loss = name_of(resolve_loss(checked.loss))
-        raise ConfigError(
-            f"loss is {loss!r}, for which there are no automatic settings to check; leave it out "
-            "here, and train with it and an algorithm that takes it, as algorithm=fedavg."
-        )
     chosen = {}
     node = dict(config["data"])
     drafts = "data=table" in overrides and not options.public
     if drafts:
+        if is_of_numbers(checked.loss) and node.get("classes") == "infer":
+            node["classes"] = None  # counts look like classes
+        declared = node.get("bounds") or {}
         # the data are read once more below, and logged then
         with printed_log(logging.CRITICAL):
             drafted, text = _draft(node)
         node |= drafted
+        if is_counts(checked.loss) and node["target"] not in declared:
+            node["bounds"] = _from_zero(node["bounds"], node["target"])
     data = made(node, "data")  # data that cannot be read give no draft
 
     from ..trainer.check import check as outlook
@@ -72,7 +71,7 @@ def check(words: list[str]) -> int:
             for name in ("model", "rounds", "schedule")
             if getattr(checked, name) != "auto"
         }
-    found = outlook(data, checked.privacy, **chosen, public=options.public)
+    found = outlook(data, checked.privacy, **chosen, loss=checked.loss, public=options.public)
     # only here, so that of data with an error this error is the whole output
     if drafts:
         show(text)
@@ -90,6 +89,14 @@ def _draft(node: Config) -> tuple[Config, str]:
     with by_key({function.__name__: "data"}):
         settings, text = draft(given)
     return {name: settings[name] for name in DRAFTED if name in settings}, text
+
+
+def _from_zero(bounds: Config, target: str) -> Config:
+    """Returns bounds in which the range of a target of counts begins at 0."""
+    if target not in bounds:
+        return bounds
+    high = bounds[target][1]
+    return bounds | {target: [0, high]}
 
 
 def _write(config: Config, words: list[str]) -> None:
@@ -116,6 +123,8 @@ def _write(config: Config, words: list[str]) -> None:
         if name != "seed" and (name != "partition" or dealt)
     }
     values = {"data": data, "privacy": {"epsilon": config["privacy"].get("epsilon")}}
+    if config["loss"] != "auto":
+        values["loss"] = config["loss"]
     lines = [
         "# @package _global_",
         "# A draft: confirm that the bounds are public, or replace them.",

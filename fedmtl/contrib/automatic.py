@@ -26,6 +26,7 @@ from ..algorithms.noise_level import noise_of
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import BackoffSGD, LocalSGD
+from ..local.losses import LOSSES, Loss, is_of_numbers, name_of
 from ..models import ModelFactory, linear_regression, logistic_regression, softmax_regression
 from ..models.build import build_module
 from ..privacy import (
@@ -39,7 +40,7 @@ from ..privacy import (
     RecordPrivacy,
     Sampler,
 )
-from .average import Average, LocalAverage
+from .average import Average, LocalAverage, half_range
 from .proximal_point import ProximalPoint, vote_rounds
 
 LARGEST_COHORT = 300
@@ -124,6 +125,7 @@ def automatic(
     rounds: int | None = None,
     schedule: Sampler | None = None,
     averages: bool = True,
+    loss: str | Loss = "auto",
 ) -> Automatic:
     """Returns settings for linear models of a real target or of classes, and for networks of
     classes.
@@ -143,10 +145,14 @@ def automatic(
         rounds: the number that is set; None chooses one.
         schedule: the one that is set; None chooses one.
         averages: True if clients average models after the run, so that their votes are of use.
+        loss: of the run, by name or as a function; ``"auto"`` for the usual one. For those of
+            Huber, of a quantile and of counts the steps and the models that clients average
+            minimize that loss; of counts the clip is in units of half the logarithmic range.
 
     Raises:
-        ConfigError: several targets an example, or a network of real targets or at the record
-            level.
+        ConfigError: several targets an example, a network of real targets or at the record
+            level, a loss of the caller's own, or one of Huber, of a quantile or of counts at the
+            record level.
     """
     spec = data.spec
     clients = len(data)
@@ -164,6 +170,7 @@ def automatic(
     )
     deep = not is_linear(network, data)
     records = isinstance(privacy, RecordPrivacy)
+    _check_loss(loss, records)
     settled = schedule
     if deep:
         _check_network(records, classes)
@@ -191,7 +198,9 @@ def automatic(
         clip = _clip_of_classes(noise, dimension, usual)
     else:
         algorithm = _of_numbers(level, votes)
-        clip = _clip_of_numbers(privacy, noise, dimension, schedule.bind(clients), rounds)
+        unit = half_range(loss, data.target_range)
+        bound = schedule.bind(clients)
+        clip = _clip_of_numbers(privacy, noise, dimension, bound, rounds, unit)
     privacy = _with_clip(privacy, clip)
     finetune = Average(noise=noise)
     return Automatic(
@@ -223,6 +232,23 @@ def _check_network(records: bool, classes: bool) -> None:
             "there are automatic settings of a network only for classes and whole clients; set "
             "algorithm (as algorithm=fedavg), algorithm.local.lr, schedule, rounds and "
             "privacy.clip_norm, or leave the model out for a linear one."
+        )
+
+
+def _check_loss(loss: str | Loss, records: bool) -> None:
+    """Refuses a loss for which there are no automatic settings."""
+    another = "choose an algorithm that takes it, as algorithm=fedavg"
+    if callable(loss) and not is_of_numbers(loss) and loss not in LOSSES.values():
+        raise ConfigError(
+            f"loss is {name_of(loss)!r}, a function of your own, for which there are no automatic "
+            "settings, as their steps are minimizers that are known for the losses by name alone; "
+            f"{another}."
+        )
+    if records and is_of_numbers(loss):
+        raise ConfigError(
+            f"loss is {name_of(loss)!r}, for which there are no automatic settings with "
+            "privacy=record, where clip and step size are those of squared errors and classes; "
+            f"take privacy=client, or {another}."
         )
 
 
@@ -286,7 +312,12 @@ def _clip_of_classes(noise: float, dimension: int, rounds: int) -> float:
 
 
 def _clip_of_numbers(
-    privacy: Privacy | None, noise: float, dimension: int, schedule: BoundSampler, rounds: int
+    privacy: Privacy | None,
+    noise: float,
+    dimension: int,
+    schedule: BoundSampler,
+    rounds: int,
+    unit: float,
 ) -> float | QuantileClip:
     """Returns the clip of a real target's updates: at first so that the noise of a round is at most
     .1, in units of half the target's range, then the median of the clients' norms.
@@ -306,8 +337,9 @@ def _clip_of_numbers(
         dimension: p.
         schedule: of the rounds, bound to the clients.
         rounds: T.
+        unit: half the length of the target's range, in units of the model's outputs.
     """
-    initial = min(0.3, 0.1 / max(noise, 1e-9))
+    initial = unit * min(0.3, 0.1 / max(noise, 1e-9))
     if noise == 0 or not isinstance(privacy, ClientPrivacy):
         return initial
     independent = privacy.mechanism == "gaussian" and privacy.bands is None

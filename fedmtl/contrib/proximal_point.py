@@ -6,9 +6,12 @@ solutions:
     client k sends  clip(v_k - w^t),   v_k = argmin_v l_k(v) + (mu / 2) ||v - w^t||^2
     w^(t+1) = w^t + (noised mean of the messages)
 
-For linear models only. For a real target l_k is half the mean squared error, and the minimizer
-solves a linear system. For classes it is the mean log loss, minimized by full-batch accelerated
-steps at 1 / L. So no local step size has to be tuned, and none diverges.
+For linear models only. For squared errors of a real target l_k is half their mean, and the
+minimizer solves a linear system. The losses of Huber, of a quantile and of counts are minimized by
+Newton steps; of counts mu is in units of the second derivative at w^t, the mean that w^t predicts
+for the client, so that it does not depend on the range. For classes it is the mean log loss,
+minimized by full-batch accelerated steps at 1 / L. So no local step size has to be tuned, and none
+diverges.
 
 In the first rounds the level of a real target can be learned by itself (``intercept_rounds``): a
 client then sends the mean of its residuals as the change of the bias, and the server moves the bias
@@ -43,9 +46,17 @@ from ..algorithms.linear.classes import fit_classes, flat, layers
 from ..algorithms.linear.data import Array, check_linear, records_of
 from ..algorithms.rounds import Released
 from ..errors import ConfigError
-from ..local.losses import half_mse, mse
+from ..local.losses import Poisson, half_mse, mse
 from ..privacy import BoundSampler, ReleasePlan
-from .average import LocalAverage, vote, vote_size
+from .average import (
+    LocalAverage,
+    candidates_of,
+    half_range,
+    high_of,
+    level_change,
+    proximal_change,
+    vote_size,
+)
 
 _ROUNDS_PER_VOTE = 10  # of the run, at least
 _FAR = 1e6  # length of a vote before the clip, above any clip norm
@@ -104,7 +115,7 @@ class ProximalPoint(FedAvg):
             ConfigError: rounds of the intercept or of votes that the model has no use for.
         """
         bias = check_linear(problem)  # refuses other models before anything is charged
-        number = problem.loss in (mse, half_mse)
+        number = problem.data.classes is None
         name = type(self).__name__
         if self.intercept_rounds and not (bias and number):
             given = f"{name}.intercept_rounds is {self.intercept_rounds}"
@@ -119,7 +130,12 @@ class ProximalPoint(FedAvg):
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Adds the mean vote ``"votes"`` and its noise ``"vote_noise"`` (1,) if there are votes."""
-        state = super().init(problem, replicates)
+        start = problem.initial.clone()
+        counted = isinstance(problem.loss, Poisson) and problem.loss.mapped
+        if counted and check_linear(problem) and not bool(start.any()):
+            # an output of 0 would be the upper end of the range
+            start[-1] = -half_range(problem.loss, problem.data.target_range)
+        state = super().init(replace(problem, initial=start), replicates)
         if votes := self._votes(problem):
             state.public["votes"] = problem.initial.new_zeros(votes)  # their mean so far
             state.public["vote_noise"] = problem.initial.new_zeros(1)  # its standard deviation
@@ -146,13 +162,13 @@ class ProximalPoint(FedAvg):
             # records that are too large for float64 give a row of zeros, and no error
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
                 if votes:
-                    direction = vote(x, y, shared, bias, problem.data.limit)
+                    direction = candidates_of(problem, client, shared, bias).vote(len(x))
                     rows[place, problem.dimension :] = _FAR * direction
                     continue
                 if bias:
                     x = np.concatenate([x, np.ones((len(x), 1))], 1)
                 if c.round < self._first_rounds(problem):
-                    rows[place, problem.dimension - 1] = (y - x @ shared).mean()
+                    rows[place, problem.dimension - 1] = _level(problem, x, y, shared)
                 else:
                     change = self._change(problem, x, y, shared, bias)
                     rows[place, : problem.dimension] = change
@@ -208,10 +224,27 @@ class ProximalPoint(FedAvg):
             # (X^T X / n + mu I) (v - w) = X^T (y - X w) / n
             system = x.T @ x / len(x) + self.mu * np.eye(len(shared))
             return np.linalg.solve(system, x.T @ (y - x @ shared) / len(x))
+        if problem.data.classes is None:
+            high = high_of(problem)
+            return proximal_change(x, y, problem.loss, shared, self.mu, high)
         start = layers(shared, x.shape[1], bias)[None]
         fit = fit_classes(x, y.astype(np.int64), start, np.array([self.mu]), self.steps)
         change: Array = flat(fit, bias)[0] - shared
         return change
+
+
+def _level(problem: Problem, x: Array, y: Array, shared: Array) -> float:
+    """Returns the change of the bias that minimizes the mean loss of a client.
+
+    Args:
+        problem: of the run.
+        x: (n, p), its features with a last 1.
+        y: (n,), its targets.
+        shared: w^t, (D,).
+    """
+    if problem.loss in (mse, half_mse):
+        return float((y - x @ shared).mean())
+    return level_change(x @ shared, y, problem.loss, high_of(problem))
 
 
 def vote_rounds(algorithm: Algorithm, rounds: int) -> int:

@@ -217,6 +217,11 @@ def is_of_numbers(loss: object) -> bool:
     return isinstance(loss, (Huber, Quantile, Poisson))
 
 
+def is_counts(loss: object) -> bool:
+    """Returns true for the loss of counts, or its name."""
+    return isinstance(loss, Poisson) or loss == "poisson"
+
+
 def is_quantile(loss: object) -> bool:
     """Returns true for the loss of a quantile, or its name."""
     return isinstance(loss, Quantile) or (isinstance(loss, str) and loss.startswith("quantile:"))

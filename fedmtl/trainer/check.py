@@ -17,9 +17,11 @@ from .._text import counted
 from ..contrib.automatic import automatic
 from ..data import FederatedDataset
 from ..errors import ConfigError
+from ..local.losses import Loss
 from ..models import ModelFactory
 from ..privacy import ClientPrivacy, Privacy, RecordPrivacy, Sampler
 from .inputs import as_data, as_model
+from .setting_checks import check_loss
 
 _EPSILONS = 1e-3, 1e3  # between which the epsilon of nu = 1 is looked for
 # the size of numbers that are not scaled, and records in which they are looked for
@@ -35,6 +37,7 @@ def check(
     model: nn.Module | ModelFactory | str | None = None,
     rounds: int | None = None,
     schedule: Sampler | None = None,
+    loss: str | Loss = "auto",
     public: bool = False,
 ) -> str:
     """Returns a summary of the data, of the automatic settings and of the noise that they have.
@@ -52,11 +55,12 @@ def check(
         model: None for the automatic one.
         rounds: None for the automatic number.
         schedule: None for the automatic one.
+        loss: as of :class:`~fedmtl.Trainer`.
         public: leave out the lines that are computed from private records, which no epsilon covers.
 
     Raises:
-        ConfigError: data without automatic settings, or ``public`` and a number of classes or
-            categories that was inferred from the records.
+        ConfigError: data or a loss without automatic settings, a loss that does not fit the data,
+            or ``public`` and a number of classes or categories that was inferred from the records.
 
     Example:
         >>> from fedmtl import ClientPrivacy, check, load_data
@@ -80,7 +84,9 @@ def check(
         "model": None if model is None else as_model(model),
         "rounds": rounds,
         "schedule": schedule,
+        "loss": loss,
     }
+    check_loss(loss, data, "auto")
     chosen = automatic(data, privacy, **given)  # type: ignore[arg-type]
     target = "a real target"
     if data.classes is not None:

@@ -15,7 +15,7 @@ from ..data import FederatedDataset
 from ..data.checks import refuse
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver, resolve_loss
-from ..local.losses import Poisson, is_of_numbers, name_of
+from ..local.losses import Loss, Poisson, is_of_numbers, name_of
 from ..privacy import ClientPrivacy, Privacy, QuantileClip
 from ..schedules import AsynchronousSchedule, Buffered, Deadline
 from .baselines import named_baselines
@@ -54,31 +54,25 @@ def check_settings(settings: Settings) -> None:
     _check_replicates(settings)
 
 
-def check_loss(settings: Trainer) -> None:
+def check_loss(loss: str | Loss, data: FederatedDataset, algorithm: Algorithm | str) -> None:
     """Refuses a loss of real targets beside other targets, or beside an algorithm that does not
     take it.
 
     Args:
-        settings: of a run, with its data.
+        loss: of a run.
+        data: of its clients.
+        algorithm: of the run, or ``"auto"``.
 
     Raises:
         ConfigError: the setting to leave out, or to choose.
         DataError: a negative target, of a loss of counts.
     """
-    if not is_of_numbers(settings.loss):
+    if not is_of_numbers(loss):
         return
-    found = resolve_loss(settings.loss)
-    # Automatic settings are measured for squared errors and for classes only.
+    found = resolve_loss(loss)
     name = name_of(found)
-    data = settings.data
-    algorithm = settings.algorithm
     another = "choose an algorithm that takes it, as algorithm=fedavg"
-    if is_auto(algorithm):
-        raise ConfigError(
-            f"loss is {name!r}, for which there are no automatic settings, as their steps are "
-            f"exact for squared errors and classes alone; {another}."
-        )
-    if algorithm.loss is not None:
+    if isinstance(algorithm, Algorithm) and algorithm.loss is not None:
         own = f"{algorithm.name} has a loss of its own, {algorithm.loss!r}"
         raise ConfigError(f"loss is {name!r}, but {own}; leave loss out, or {another}.")
     if data.classes is not None:

@@ -150,7 +150,7 @@ class Trainer(Settings):
         if not is_auto(self.model):
             self._set(model=as_model(self.model))
         self._set(data=as_data(self.data), callbacks=tuple(self.callbacks))
-        check_loss(self)
+        check_loss(self.loss, self.data, self.algorithm)
         self._choose([name for name in AUTO if is_auto(getattr(self, name))])
         self._set(data=coded_for(self.data, self.loss, self.algorithm.loss))
         if self.audit is not None:
@@ -180,7 +180,7 @@ class Trainer(Settings):
             if name not in left
         }
         averages = "finetune" in left or getattr(self.finetune, "votes_help", False)
-        chosen = automatic(self.data, self.privacy, averages=averages, **set_here)
+        chosen = automatic(self.data, self.privacy, averages=averages, loss=self.loss, **set_here)
         logger.info("%s", chosen.text())
         # a program that shows the log has shown them
         if self.progress and not logger.isEnabledFor(logging.INFO):

@@ -27,9 +27,8 @@ from fedmtl import (
     load_predictor,
     models,
 )
-from fedmtl.contrib.proximal_point import ProximalPoint
 from fedmtl.data import FederatedDataset, read_table
-from fedmtl.errors import ConfigError, DataError, ModelError
+from fedmtl.errors import ConfigError, DataError
 from fedmtl.report import report
 from tests.helpers import regression
 
@@ -288,13 +287,6 @@ def test_who_does_not_take_the_loss_says_so_in_one_sentence():
             match=f"loss is '{loss}', but private_prior has a loss of its own, 'squared'",
         ):
             run(data, algorithm=PrivatePrior(), loss=loss, rounds=1)
-        with pytest.raises(ModelError, match=f"the loss is '{loss}', and none of squared error"):
-            run(data, algorithm=ProximalPoint(), loss=loss, rounds=1)
-        with pytest.raises(
-            ConfigError,
-            match=f"loss is '{loss}', for which there are no automatic settings, as .*; choose",
-        ):
-            Trainer(data=data, loss=loss, privacy=None)
         with pytest.raises(
             ConfigError, match=f"Finetune.kind is 'kl', but .* the loss here is '{loss}'"
         ):

@@ -26,7 +26,7 @@ from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import DataError, ModelError
 from ...local import Layout
-from ...local.losses import LOSSES, cross_entropy, half_mse, mse, name_of
+from ...local.losses import LOSSES, cross_entropy, half_mse, is_of_numbers, mse, name_of
 from ..base import Problem
 
 if TYPE_CHECKING:
@@ -315,6 +315,8 @@ def is_linear(module: nn.Module, data: FederatedDataset) -> bool:
 def check_linear(problem: Problem) -> bool:
     """Checks for a linear model of a real target or of classes; returns True if it has a bias.
 
+    The losses of a real target are squared errors and those of Huber, of a quantile and of counts.
+
     Args:
         problem: its model, loss and shape of an example are read.
 
@@ -323,10 +325,10 @@ def check_linear(problem: Problem) -> bool:
     """
     spec = problem.data.spec
     loss = problem.loss
-    known = loss in LOSSES.values() and not spec.targets
-    is_squared = loss in (mse, half_mse)
-    if not known or is_squared != (spec.classes is None):
-        accepted = "squared error of one number and of a linear model of classes"
+    of_number = loss in (mse, half_mse) or is_of_numbers(loss)
+    known = (of_number or loss in LOSSES.values()) and not spec.targets
+    if not known or of_number != (spec.classes is None):
+        accepted = "the losses of one real target and of a linear model of classes"
         raise ModelError(f"the loss is {name_of(loss)!r}, and none of {accepted}.")
     outputs = 1
     if loss is cross_entropy:

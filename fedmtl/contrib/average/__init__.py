@@ -71,6 +71,13 @@ length 1, so one client moves the sum of votes by 1 if its data are taken away, 
 replaced: it is clipped, noised and charged like the other rows of a run. One record can turn the
 vote of its client, so that votes are not taken if single records are protected.
 
+*Other losses of a real target.* For the losses of Huber, of a quantile and of counts the shared
+model is trained for that loss, and a candidate adds an intercept and slopes to its base that
+minimize it (:mod:`.losses`). The grids of kappa and lambda, the priors and the votes are those of
+squared errors. e_m is the mean loss of the records of each fold by the fit without them, squared
+for a quantile, and the deviance for counts. kappa counts in records, or in counts. s_i is in units
+of the model's outputs: for counts, whose outputs are logarithms, it is divided by their mean.
+
 *Linear models of classes: in five folds.* The candidates are minimizers of the mean loss with a
 pull
 
@@ -95,8 +102,9 @@ Every number is a function of the client's own records and of the releases.
 """
 
 from .classes import average_classes
+from .fits import half_range, level_change, proximal_change
 from .numbers import SLOPE_RIDGES, Candidates, Records, average_numbers, vote, vote_size
-from .personalization import Average, LocalAverage
+from .personalization import Average, LocalAverage, candidates_of, high_of
 from .weights import PARTS, noise_at, prior_of_local
 
 __all__ = [
@@ -108,8 +116,13 @@ __all__ = [
     "Records",
     "average_classes",
     "average_numbers",
+    "candidates_of",
+    "half_range",
+    "high_of",
+    "level_change",
     "noise_at",
     "prior_of_local",
+    "proximal_change",
     "vote",
     "vote_size",
 ]

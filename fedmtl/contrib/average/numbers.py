@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,16 +50,9 @@ def average_numbers(
     Returns:
         The model (p,), and the four weights, which add up to 1.
     """
-    found = Candidates.of(x, y, shared, bias, limit)
-    prior = prior_of_local(noise_at(noise, found.spread), len(x), len(shared), _ODDS_OF_NUMBERS)
-    groups = np.where(found.parts == PARTS.index("local"), prior, 1 - prior)
-    logs = found.evidence + np.log(groups * found.weights)
-    if len(votes):
-        logs += np.append(np.full(len(SLOPE_RIDGES), votes[0]), votes[1:])
-    return averaged(found.models, logs, found.parts)
+    return Candidates.of(x, y, shared, bias, limit).average(len(x), noise, votes)
 
 
-@np.errstate(all="ignore")
 def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
     """Returns the vote of a client on the candidates.
 
@@ -76,17 +69,7 @@ def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
         (:func:`vote_size`,), that of ``local`` first; zeros if a candidate is not finite, or if all
         are alike.
     """
-    found = Candidates.of(x, y, shared, bias, limit)
-    own = len(SLOPE_RIDGES)
-    # the evidence of an average is the mean of the evidences
-    local = np.logaddexp.reduce(found.evidence[:own] + np.log(found.weights[:own]))
-    errors = np.append(np.exp(-4 / len(x) * local), found.errors[own:])
-    gains = errors.mean() - errors
-    length = np.linalg.norm(gains)
-    if not 0 < length < math.inf:
-        return np.zeros_like(gains)
-    direction: Array = gains / length
-    return direction
+    return Candidates.of(x, y, shared, bias, limit).vote(len(x))
 
 
 def vote_size(bias: bool) -> int:
@@ -140,18 +123,11 @@ class Candidates:
         own, own_errors = records.fits(np.zeros_like(shared), kappa_of_own, SLOPE_RIDGES)
         models = [own]
         errors = [own_errors]
-        weights = [np.full(len(own), 1 / len(own))]
-        parts = [np.full(len(own), PARTS.index("local"))]
-        for kappa, weight in intercept_ridges(bias).items():
+        ridges = intercept_ridges(bias)
+        for kappa in ridges:
             found, found_errors = records.fits(shared, kappa, SLOPE_RIDGES)
-            part = np.full(len(found), PARTS.index("ridge"))
-            part[-1] = PARTS.index("intercept")  # the last slopes are those of the base
-            if kappa == math.inf:
-                part[-1] = PARTS.index("shared")
             models.append(found)
             errors.append(found_errors)
-            weights.append(np.full(len(found), weight / len(found)))
-            parts.append(part)
         floored = np.concatenate(errors) + own_errors.min() / len(x) + 1e-300
         spread = float(own_errors[-1])
         if len(x) == 1:
@@ -161,10 +137,69 @@ class Candidates:
             np.concatenate(models),
             floored,
             -len(x) / 4 * np.log(floored),
-            np.concatenate(weights),
-            np.concatenate(parts),
+            *priors(ridges),
             math.sqrt(spread),
         )
+
+    @np.errstate(all="ignore")
+    def average(
+        self, records: int, noise: float, votes: Sequence[float] = ()
+    ) -> tuple[Array, Array]:
+        """Averages the models; see :func:`average_numbers`.
+
+        Args:
+            records: n.
+            noise: nu of the released model.
+            votes: log weights by the votes of clients.
+
+        Returns:
+            The model (p,), and the four weights.
+        """
+        nu = noise_at(noise, self.spread)
+        prior = prior_of_local(nu, records, self.models.shape[1], _ODDS_OF_NUMBERS)
+        groups = np.where(self.parts == PARTS.index("local"), prior, 1 - prior)
+        logs = self.evidence + np.log(groups * self.weights)
+        if len(votes):
+            logs += np.append(np.full(len(SLOPE_RIDGES), votes[0]), votes[1:])
+        return averaged(self.models, logs, self.parts)
+
+    @np.errstate(all="ignore")
+    def vote(self, records: int) -> Array:
+        """Returns the vote of the client; see :func:`vote`.
+
+        Args:
+            records: n.
+        """
+        own = len(SLOPE_RIDGES)
+        # the evidence of an average is the mean of the evidences
+        local = np.logaddexp.reduce(self.evidence[:own] + np.log(self.weights[:own]))
+        errors = np.append(np.exp(-4 / records * local), self.errors[own:])
+        gains = errors.mean() - errors
+        length = np.linalg.norm(gains)
+        if not 0 < length < math.inf:
+            return np.zeros_like(gains)
+        direction: Array = gains / length
+        return direction
+
+
+def priors(ridges: Mapping[float, float]) -> tuple[Array, NDArray[np.int64]]:
+    """Returns the prior weights of the candidates within their group, (m,), and of which of the
+    :data:`PARTS` each is, (m,).
+
+    Args:
+        ridges: the penalties of an own intercept with their weights, see :func:`intercept_ridges`.
+    """
+    size = len(SLOPE_RIDGES)
+    weights = [np.full(size, 1 / size)]
+    parts = [np.full(size, PARTS.index("local"))]
+    for kappa, weight in ridges.items():
+        part = np.full(size, PARTS.index("ridge"))
+        part[-1] = PARTS.index("intercept")  # the last slopes are those of the base
+        if kappa == math.inf:
+            part[-1] = PARTS.index("shared")
+        weights.append(np.full(size, weight / size))
+        parts.append(part)
+    return np.concatenate(weights), np.concatenate(parts)
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ from ..._check import Range
 from ...algorithms.base import Problem, Public
 from ...algorithms.cohort import Cohort, Own
 from ...algorithms.finetune import Personalization
-from ...algorithms.linear.data import check_linear, probe_linear, records_of
+from ...algorithms.linear.data import check_linear, prepared, probe_linear, records_of
 from ...algorithms.local import Local
 from ...algorithms.rounds import RoundAlgorithm
 from ...errors import ConfigError, ModelError
-from ...local.losses import cross_entropy, half_mse, is_of_numbers, mse
+from ...local.losses import cross_entropy, is_of_numbers
 from .classes import ODDS_OF_CLASSES, average_classes, fold_of
-from .losses import average_of_loss
+from .losses import average_of_loss, candidates_of_loss
 from .networks import average_networks
-from .numbers import average_numbers, vote_size
-from .weights import PARTS, prior_of_local
+from .numbers import Candidates, vote_size
+from .weights import PARTS, Array, prior_of_local
 
 _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
 VOTES = 15.0
@@ -105,7 +105,7 @@ class Average(Personalization):
                     f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'."
                 ) from error
             return
-        if problem.loss in (mse, half_mse) and len(self.votes) not in (0, vote_size(bias)):
+        if problem.data.classes is None and len(self.votes) not in (0, vote_size(bias)):
             raise ConfigError(
                 f"Average.votes has {len(self.votes)} numbers, but clients of this model average "
                 f"{vote_size(bias)} candidates; leave it out."
@@ -162,16 +162,45 @@ class Average(Personalization):
             noise = self.noise or 0.0
             # of records that are too large for float64 the released model stays
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
-                if problem.loss in (mse, half_mse):
-                    averaged = average_numbers(
-                        x, y, base, bias, noise, problem.data.limit, self.votes
-                    )
+                if problem.data.classes is None:
+                    candidates = candidates_of(problem, client, base, bias)
+                    averaged = candidates.average(len(x), noise, self.votes)
                 else:
                     fold = fold_of(problem, client, len(x))
                     prior = prior_of_local(noise, len(x), problem.dimension, ODDS_OF_CLASSES)
                     averaged = average_classes(x, y.astype(np.int64), base, bias, prior, fold)
                 found[place] = torch.from_numpy(np.concatenate(averaged)).to(found)
         return found
+
+
+def candidates_of(problem: Problem, client: int, shared: Array, bias: bool) -> Candidates:
+    """Returns the candidates of a client for the loss of a real target of a run.
+
+    Args:
+        problem: of the run.
+        client: its position in the data, with one record or more.
+        shared: the parameters of the released model, (p,).
+        bias: True if the model has a bias.
+    """
+    x, y = records_of(problem, client)
+    if not is_of_numbers(problem.loss):
+        return Candidates.of(x, y, shared, bias, problem.data.limit)
+
+    def build() -> Candidates:
+        fold = fold_of(problem, client, len(x))
+        limit = problem.data.limit
+        high = high_of(problem)
+        return candidates_of_loss(x, y, problem.loss, shared, bias, fold, limit=limit, high=high)
+
+    # the same in both rounds of votes and in the average after them
+    return prepared(problem, ("candidates", problem.loss, client, shared.tobytes()), build)
+
+
+def high_of(problem: Problem) -> float:
+    """Returns the upper end of the public range of the target; 1 without one."""
+    if problem.data.target_range is None:
+        return 1.0
+    return problem.data.target_range[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,9 +246,7 @@ def _own_models(c: Cohort) -> Tensor:
     one."""
     problem = c.problem
     bias = probe_linear(problem.module, problem.data.spec.shape)
-    high = 1.0
-    if problem.data.target_range is not None:
-        high = problem.data.target_range[1]
+    high = high_of(problem)
     models = c.initial.expand(len(c.ids), -1).clone()
     for place, client in enumerate(c.ids.tolist()):
         x, y = records_of(problem, client)
