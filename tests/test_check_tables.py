@@ -56,6 +56,25 @@ def test_dates_of_another_form_are_told_and_no_categories(drafted, form):
     assert node["bounds"]["seen"] == ["2020-01-01", "2020-12-31"]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "bounds"),
+    [
+        (1003.21, 1021.14, [1003.0, 1022.0]),  # pressures
+        (-122.4512, -122.3561, [-122.452, -122.356]),  # degrees of longitude
+        (999999992.25, 1000000008.5, [999999992.2, 1000000009.0]),
+        (18.273, 93.991, [18.2, 94.0]),  # three digits are enough
+        (-0.5004, 1234.5, [-0.501, 1240.0]),
+    ],
+)
+def test_a_drafted_range_is_little_wider_than_the_values(drafted, low, high, bounds):
+    """A tenth of its width at most is added at an end, whatever the level of the values."""
+    values = np.linspace(low, high, 48).round(4)
+    node, _ = drafted(visits(level=values))
+    assert node["bounds"]["level"] == bounds
+    assert low - (high - low) / 10 <= bounds[0] <= low
+    assert high <= bounds[1] <= high + (high - low) / 10
+
+
 def test_numbers_with_marks_are_no_ids(drafted):
     for form in ("{:.2f} d", "$1,{:06.2f}", "{:.2f}%"):
         costs = [form.format(3 * value) for value in range(48)]

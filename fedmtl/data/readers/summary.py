@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -62,8 +63,9 @@ class Summary:
         numeric: True if the column holds numbers.
         whole: True if these are whole.
         kinds: the distinct values as texts, sorted.
-        bounds: a draft of its public bounds: a range, whose ends are rounded away from it to three
-            digits unless they are whole, or the categories.
+        bounds: a draft of its public bounds: the categories, or a range, whose ends are rounded
+            away from it to three digits, or to more if three would stretch it, unless they are
+            whole.
         text: the same in words.
         dates: the values are dates; their bounds are then whole years.
         missing: the number of missing values.
@@ -98,7 +100,8 @@ class Summary:
             self.text = f"{low:g} to {high:g}"
             # rounded away from the values, which makes the draft wide enough and says less of the
             # extremes
-            self.bounds = [float(rounded_down(low)), float(rounded_up(high, 3))]
+            digits = _digits(float(low), float(high))
+            self.bounds = [float(rounded_down(low, digits)), float(rounded_up(high, digits))]
             if self.whole:
                 self.bounds = [int(low), int(high)]
         whole = self.numeric and bool((values.dropna().to_numpy(dtype=np.float64) % 1 == 0).all())
@@ -148,6 +151,16 @@ class Summary:
         if not self.numeric and not self.dates and len(self.kinds) > _MOST:
             return f"has more than {_MOST} categories"
         return ""
+
+
+def _digits(low: float, high: float) -> int:
+    """Returns the digits of the ends of a range: three, or as many as two digits of its width need,
+    such as four of 1003.2 to 1021.1."""
+    width = high - low
+    size = max(abs(low), abs(high))
+    if not 0 < width < size < math.inf:
+        return 3
+    return max(3, min(math.ceil(math.log10(size / width)) + 2, 15))
 
 
 def _counted(values: pd.Series) -> pd.Series:
