@@ -128,8 +128,8 @@ class Evaluations:
             return
         if plan.ranks.first:
             logger.warning(
-                "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count "
-                "as zero in what is "
+                "%s, %s %d: so far %d of %d local trainings diverged: their models are not finite, "
+                "count as zero in what is "
                 "sent, and are not kept; a smaller learning rate (algorithm.local.lr) may help",
                 plan.algorithm.name, plan.step_name, step, tally.diverged, tally.trained,
             )  # fmt: skip
