@@ -101,7 +101,8 @@ def test_one_diverged_client_is_said_and_counted(
         "fedavg, round 1: so far 1 of 6 local trainings diverged: their models are not finite"
     )
     assert any(
-        text.startswith("fedavg, round 4: so far 4 of 24 local trainings diverged") for text in later
+        text.startswith("fedavg, round 4: so far 4 of 24 local trainings diverged")
+        for text in later
     )
     assert [row["diverged_trainings"] for row in found.history] == [2, 2, 2]
     assert "diverged_trainings" in (tmp_path / "private/metrics.csv").read_text()
