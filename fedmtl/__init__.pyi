@@ -30,6 +30,7 @@ from .contrib import PriorLayers as PriorLayers
 from .contrib import PrivatePrior as PrivatePrior
 from .contrib import ProximalPoint as ProximalPoint
 from .contrib import PublicStart as PublicStart
+from .contrib import RangedSGD as RangedSGD
 from .contrib import SharedDirections as SharedDirections
 from .data import FederatedDataset as FederatedDataset
 from .data import load_data as load_data

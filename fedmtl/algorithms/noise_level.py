@@ -19,7 +19,8 @@ from ..privacy.accounting.gaussian import gaussian_multiplier
 from ..privacy.row_calibration import calibrated_release
 from ..secure.roster import honest_rows
 
-_RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
+RECORDS_SHARE = 0.07
+"""Noise at the record level up to which sharing was useful, by the mean of records."""
 
 
 def noise_of(
@@ -75,7 +76,7 @@ def noise_of(
         multiplier = gaussian_multiplier(float(epsilon), privacy.resolved_delta(units) or 1e-5)
     noise = multiplier * math.sqrt(rounds * dimension)
     if isinstance(privacy, RecordPrivacy):
-        return noise * math.sqrt(_noises(privacy, clients)) / (_RECORDS * units)
+        return noise * math.sqrt(_noises(privacy, clients)) / (RECORDS_SHARE * units)
     return noise / clients
 
 

@@ -14,6 +14,7 @@ from .peer_averaging import PeerAveraging
 from .prior_layers import PriorLayers
 from .private_prior import PrivatePrior
 from .proximal_point import ProximalPoint
+from .ranged_sgd import RangedSGD
 from .shared_directions import SharedDirections
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "PrivatePrior",
     "ProximalPoint",
     "PublicStart",
+    "RangedSGD",
     "SharedDirections",
     "cost_of_privacy",
 ]

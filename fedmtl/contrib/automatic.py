@@ -22,7 +22,7 @@ from torch import nn
 from ..algorithms import FedAvg, FedProx, FedSGD, Personalization, ServerOptimizer
 from ..algorithms.base import Algorithm
 from ..algorithms.linear.data import is_linear, probe_linear
-from ..algorithms.noise_level import noise_of
+from ..algorithms.noise_level import RECORDS_SHARE, noise_of
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import BackoffSGD, LocalSGD
@@ -42,6 +42,7 @@ from ..privacy import (
 )
 from .average import Average, LocalAverage, half_range
 from .proximal_point import ProximalPoint, vote_rounds
+from .ranged_sgd import RangedSGD
 
 LARGEST_COHORT = 300
 _INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
@@ -50,6 +51,8 @@ _CLIP_OF_RECORDS = 1.0  # of the gradient of a record
 _COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the clip follows
 _CLIP_RATE = 0.4  # of the steps of the logarithm of that clip
 _LONGEST_WALK = 1.0  # standard deviation of that logarithm by noise alone, at the end of a run
+_RANGE_ROUNDS = 10  # of the rounds in a secure sum of records, one in so many counts for the ranges
+_LOUDEST_COUNT = 0.05  # standard deviation of the noise of a count, as a share of the records
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,11 @@ class Automatic:
         rounds = f"{self.rounds} rounds"
         if votes := vote_rounds(self.algorithm, self.rounds):
             rounds += f" (the last {votes} of votes on models)"
+        if isinstance(self.algorithm, RangedSGD):
+            rounds += (
+                f" (the first {self.algorithm.range_rounds} of counts for the ranges of the "
+                "columns, at the cost of any round)"
+            )
         return textwrap.fill(
             f"automatic settings from public facts (nu = {self.noise:.3g}): "
             f"{self.algorithm.title}, {rounds}, {schedule}, {clip}, the mean of the "
@@ -135,8 +143,9 @@ def automatic(
     follows the median norm of the updates unless noise drowns that median, at first so that the
     noise of a round is at most .1 in units of half the target range. Classes: 30 rounds, 100 from
     300 clients on. At the record level each client takes one full-batch step in each of 60 rounds,
-    without votes, or sends its gradients to a secure sum if there is one. Networks have the rounds
-    and the clip of classes, and local steps whose size each client adapts.
+    without votes, or sends its gradients to a secure sum if there is one, of whose rounds the first
+    tenth learns the ranges of the columns of a real target. Networks have the rounds and the clip
+    of classes, and local steps whose size each client adapts.
 
     Args:
         data: with declared bounds.
@@ -191,7 +200,8 @@ def automatic(
     clip: float | QuantileClip
     if records:
         summed = privacy is not None and privacy.aggregation is not None
-        algorithm = _by_records(classes, summed)
+        counted = _range_rounds(summed and level, noise, rounds)
+        algorithm = _by_records(classes, summed, counted)
         clip = _CLIP_OF_RECORDS
     elif classes:
         algorithm = _of_classes(deep)
@@ -354,7 +364,28 @@ def _clip_of_numbers(
     return QuantileClip(initial=initial, quantile=0.5, lr=_CLIP_RATE, count_noise=count_noise)
 
 
-def _by_records(classes: bool, summed: bool) -> Algorithm:
+def _range_rounds(useful: bool, noise: float, rounds: int) -> int:
+    """Returns the number of first rounds of records in a secure sum that count for the ranges of
+    the columns: a tenth, or 0 if the noise would drown the counts.
+
+    A record is one vector in a round, of a count for each of the p columns, so that a count has the
+    noise sigma sqrt(T p) of N records, over the root of the rounds that count. Without the root nu
+    has it as nu .07.
+
+    Args:
+        useful: False without a secure sum, or for a target of classes.
+        noise: nu.
+        rounds: T.
+    """
+    counted = rounds // _RANGE_ROUNDS
+    if not useful or not counted:
+        return 0
+    if noise * RECORDS_SHARE / math.sqrt(counted) > _LOUDEST_COUNT:
+        return 0
+    return counted
+
+
+def _by_records(classes: bool, summed: bool, counted: int) -> Algorithm:
     """Returns an algorithm of one full-batch step a round. Steps along the released gradients over
     their size have a length that depends neither on the size of rows, which a public bound
     overstates, nor on the noise. For a real target that size is one for all coordinates: most
@@ -363,6 +394,7 @@ def _by_records(classes: bool, summed: bool) -> Algorithm:
     Args:
         classes: True for a target of classes.
         summed: True if gradients are added up in a secure sum, with one noise for all clients.
+        counted: first rounds that count for the ranges of the columns.
     """
     name = "AdamNorm"
     lr = 0.025  # reaches the level of a target whose range is ten times too wide
@@ -370,6 +402,8 @@ def _by_records(classes: bool, summed: bool) -> Algorithm:
         name = "Adam"
         lr = 0.1
     optimizer = ServerOptimizer(optimizer_name=name, lr=lr, options={"betas": (0.9, 0.99)})
+    if counted:
+        return RangedSGD(range_rounds=counted, averaged=True, server_optimizer=optimizer)
     if summed:
         return FedSGD(rate=1.0, averaged=True, server_optimizer=optimizer)
     return FedAvg(

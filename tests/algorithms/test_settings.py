@@ -28,6 +28,9 @@ from fedmtl.graphs import Complete, Ring
 DATA = load_synthetic_tasks(
     tasks=4, train_examples=8, test_examples=6, features=4, rank=1, public_examples=6, seed=3
 )
+NUMBERS = load_synthetic_tasks(
+    tasks=4, train_examples=8, test_examples=6, features=4, problem="regression", seed=3
+)
 IDS = [str(name) for name in DATA.ids]
 SOLVER = LocalSGD(lr=0.3, epochs=1, batch_size=4)
 METHODS = {
@@ -44,6 +47,7 @@ NEEDED: dict[
     "MPMTLayers": {"layers": ("3",)},
     "PeerAveraging": {"graph": Ring()},
     "PeerToPeer": {"graph": Ring()},
+    "RangedSGD": {"range_rounds": 1},
     "SharedDirections": {"a2": None},
 }
 SERVER = {
@@ -97,12 +101,14 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "PrivatePrior": BOUNDS | {
         "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "scale": 0.5,
     },
+    "RangedSGD": SHARED | {"averaged": True, "records": 99, "range_rounds": 2},
     "Scaffold": SHARED,
     "SharedDirections": PP_DMTL | {"refine_across": 0.1},
     "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3},
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why
     ("FedSGD", "local"): "is of finetuning, and no client trains in a round",
+    ("RangedSGD", "local"): "is of finetuning, and no client trains in a round",
     ("FedPer", "head_local"): "is of clients that never took part, and here all do",
     (
         "PeerAveraging",
@@ -117,6 +123,15 @@ WITHOUT_EFFECT = {  # in this run, and why
 }
 
 
+def _model(name: str, linear: bool) -> models.ModelFactory:
+    """The model of a tiny run."""
+    if name == "RangedSGD":  # whose ranges need a level
+        return models.linear_regression()
+    if linear:
+        return models.linear_regression(bias=False)
+    return models.mlp(hidden=3)
+
+
 def outcome(name: str, **changes: Any) -> list[Any]:
     """Models, scores and report of a tiny run."""
     fields = {field.name for field in dataclasses.fields(METHODS[name])}
@@ -127,12 +142,12 @@ def outcome(name: str, **changes: Any) -> list[Any]:
     law = "l2_laplace" if name in ("PPDMTL", "SharedDirections") else "laplace"
     record = RecordPrivacy(clip_norm=10.0, epsilon=50.0, delta=1e-5, mechanism=law)
     whole = ClientPrivacy(clip_norm=5.0, noise_multiplier=1e-3, delta=1e-5)
-    if name == "FedSGD":  # of gradients of single records
+    if name in ("FedSGD", "RangedSGD"):  # of vectors of single records
         whole = None
     result = Trainer(
         algorithm=made,
-        data=DATA,
-        model=models.linear_regression(bias=False) if linear else models.mlp(hidden=3),
+        data=NUMBERS if name == "RangedSGD" else DATA,
+        model=_model(name, linear),
         schedule=PoissonClocks(per_client=3) if clocked else FullParticipation(),
         privacy=record if clocked else whole,
         rounds=12 if clocked else 1 if name in ("PrivatePrior", "PriorLayers") else 3,

@@ -31,6 +31,7 @@ from fedmtl import (
     PoissonSampling,
     ProximalPoint,
     QuantileClip,
+    RangedSGD,
     RecordPrivacy,
     Result,
     SecureAggregation,
@@ -47,6 +48,7 @@ from fedmtl.contrib import LocalAverage
 from fedmtl.contrib.automatic import automatic, noise_of
 from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
+from fedmtl.privacy import open_channel
 from fedmtl.trainer.personalize import usual_finetuning
 from fedmtl.trainer.stages import stages_of
 from fedmtl.trainer.summary import remedy
@@ -115,7 +117,31 @@ def test_a_secure_sum_of_records_has_automatic_settings(classes) -> None:
     assert summed.algorithm.server_optimizer == alone.algorithm.server_optimizer
     assert summed.rounds == alone.rounds == 60
     assert summed.privacy.clip_norm == alone.privacy.clip_norm == 1.0
-    assert "FedSGD, 60 rounds, all 12 clients in every step" in automatic(data, privacy).text()
+    assert "60 rounds" in automatic(data, privacy).text()
+
+
+def test_a_secure_sum_of_records_learns_ranges_if_the_counts_are_not_drowned() -> None:
+    """The noise of a count, by the calibrated noise of a round and the root of its columns, over the records."""
+    data = numbers(40)
+    for epsilon in (0.2, 0.5, 1.0, 2.0, 5.0):
+        privacy = RecordPrivacy(epsilon=epsilon, aggregation=SecureAggregation(colluding=5))
+        chosen = automatic(data, privacy)
+        problem = problem_of(data, rounds=60, model=models.linear_regression())
+        plain = FedSGD(rate=1.0)
+        plans = [*plain.plan(problem, None), plain.gradient_plan(problem, 1)]
+        bound = FullParticipation().bind(40)
+        clipped = replace(privacy, clip_norm=1.0)
+        channel = open_channel(clipped, plans, bound, seed=0, steps=60)
+        channel.begin(0, channel.draw(0))
+        # the noise of the mean over clients, of six rounds; a count has 1 / sqrt(3) of a record's vector
+        of_sum = 40 * float(channel.noise_std("gradient_sum")) / math.sqrt(6)
+        noise = of_sum * math.sqrt(3) / int(data.train.counts.sum())
+        assert isinstance(chosen.algorithm, RangedSGD) == (noise <= 0.05), (epsilon, noise)
+        if isinstance(chosen.algorithm, RangedSGD):
+            assert chosen.algorithm.range_rounds == 6
+            assert "the first 6 of counts for" in chosen.text()
+    few = Trainer(data=data, privacy=privacy, rounds=9, progress=False)
+    assert type(few.algorithm) is FedSGD  # of nine rounds none is a tenth
 
 
 def test_the_model_of_a_secure_sum_is_that_of_descent_on_all_records() -> None:
@@ -123,7 +149,9 @@ def test_the_model_of_a_secure_sum_is_that_of_descent_on_all_records() -> None:
     data = numbers(10)
     privacy = RecordPrivacy(noise_multiplier=1e-4, aggregation=SecureAggregation(colluding=1))
     trainer = Trainer(data=data, privacy=privacy, progress=False)
-    found = trainer.fit().shared.double().numpy()
+    # the automatic algorithm also learns ranges, of which there are none here
+    plain = FedSGD(rate=1.0, averaged=True, server_optimizer=trainer.algorithm.server_optimizer)
+    found = replace(trainer, algorithm=plain).fit().shared.double().numpy()
     x = np.append(data.train.x.double().numpy(), np.ones((100, 1)), 1)
     y = data.train.y.double().numpy()
     w, mean, square, models_of_rounds = np.zeros(3), np.zeros(3), 0.0, []

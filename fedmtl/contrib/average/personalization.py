@@ -20,6 +20,7 @@ from ...algorithms.local import Local
 from ...algorithms.rounds import RoundAlgorithm
 from ...errors import ConfigError, ModelError
 from ...local.losses import cross_entropy, is_of_numbers
+from ..units import Units
 from .classes import ODDS_OF_CLASSES, average_classes, fold_of
 from .losses import average_of_loss, candidates_of_loss
 from .networks import average_networks
@@ -46,9 +47,12 @@ class Average(Personalization):
         votes: log weights of the candidates for a real target by the votes of the clients, that
             of ``local`` first; a run with :attr:`ProximalPoint.vote_rounds` fills them in. Empty
             for none.
+        units: middles and half lengths of the ranges of the features and of a real target, in whose
+            units clients average; a run of :class:`RangedSGD` fills them in. Empty for the declared
+            ranges.
 
     Raises:
-        ConfigError: a noise below 0, or votes that are not finite.
+        ConfigError: a noise below 0, votes that are not finite, or units that are none.
 
     Example:
         >>> from fedmtl import Average, FullParticipation, ProximalPoint, Trainer, load_data, models
@@ -68,6 +72,7 @@ class Average(Personalization):
 
     noise: Annotated[float, Range(lambda v: v >= 0, "a number of at least 0")] | None = None
     votes: tuple[float, ...] = ()
+    units: tuple[float, ...] = ()
 
     name = "average"
     kind = "average"
@@ -86,6 +91,13 @@ class Average(Personalization):
                 "with vote_rounds fills in."
             )
         object.__setattr__(self, "votes", tuple(self.votes))
+        halves = self.units[len(self.units) // 2 :]
+        if len(self.units) % 2 or not all(0 < half < math.inf for half in halves):
+            raise ConfigError(
+                f"Average.units is {self.units!r}; accepted: the middles and as many half lengths "
+                "above 0 of ranges, which a run of RangedSGD fills in."
+            )
+        object.__setattr__(self, "units", tuple(self.units))
 
     def text(self) -> str:
         """Returns ``"average of models"``."""
@@ -110,6 +122,11 @@ class Average(Personalization):
                 f"Average.votes has {len(self.votes)} numbers, but clients of this model average "
                 f"{vote_size(bias)} candidates; leave it out."
             )
+        if len(self.units) not in (0, 2 * problem.dimension):
+            raise ConfigError(
+                f"Average.units has {len(self.units)} numbers, but this model has "
+                f"{problem.dimension} columns, and each a middle and a half length; leave it out."
+            )
 
     def resolved(self, noise: float) -> Self:
         """Returns the settings with the noise of the run, unless one is set."""
@@ -123,7 +140,10 @@ class Average(Personalization):
         return LocalAverage()
 
     def informed(self, public: Public) -> Self:
-        """Returns the settings with the log weights of the released votes, if the run has voted."""
+        """Returns the settings with the log weights of the released votes, if the run has voted,
+        and the units of the columns, if it has learned them."""
+        if "units" in public:
+            return replace(self, units=tuple(public["units"].flatten().tolist()))
         if "votes" not in public:
             return self
         weight = VOTES
@@ -163,14 +183,29 @@ class Average(Personalization):
             # of records that are too large for float64 the released model stays
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
                 if problem.data.classes is None:
-                    candidates = candidates_of(problem, client, base, bias)
-                    averaged = candidates.average(len(x), noise, self.votes)
+                    averaged = self._of_numbers(problem, client, base, bias)
                 else:
                     fold = fold_of(problem, client, len(x))
                     prior = prior_of_local(noise, len(x), problem.dimension, ODDS_OF_CLASSES)
                     averaged = average_classes(x, y.astype(np.int64), base, bias, prior, fold)
                 found[place] = torch.from_numpy(np.concatenate(averaged)).to(found)
         return found
+
+    def _of_numbers(
+        self, problem: Problem, client: int, base: Array, bias: bool
+    ) -> tuple[Array, Array]:
+        """Returns the average of the candidates of one client for a real target, in the learned
+        units of the columns if there are some, and the weights of the :data:`PARTS`."""
+        noise = self.noise or 0.0
+        if not self.units:
+            candidates = candidates_of(problem, client, base, bias)
+            return candidates.average(int(problem.data.train.counts[client]), noise, self.votes)
+        units = Units.of(self.units)
+        x, y = units.records(*records_of(problem, client))
+        limit = units.limit(problem.data.limit)
+        candidates = Candidates.of(x, y, units.inside(base), bias, limit)
+        model, weights = candidates.average(len(x), noise, self.votes)
+        return units.declared(model), weights
 
 
 def candidates_of(problem: Problem, client: int, shared: Array, bias: bool) -> Candidates:
