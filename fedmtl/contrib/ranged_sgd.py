@@ -10,7 +10,7 @@ In a round of counts the vector of a record has one 1 for each of the d features
 the bin of its value; the clip gives it the length C, so that each count has 1 / sqrt(d + 1) of it.
 In other rounds the vector is the gradient of the record. Both are clipped and added up by client in
 the same way, and a record moves the release by C at most in every round, whichever it is. So counts
-cost what a round costs. From the released sums server and clients compute the units
+cost as much as any other round. From the released sums server and clients compute the units
 (:mod:`.units`), and nothing else of the counts is used.
 """
 

@@ -36,7 +36,7 @@ def learned_range(shares: Array) -> tuple[float, float]:
 
     The shortest interval of bins that has .95 of the records is made twice as long about its
     middle, and cut to the declared range. Its count adds up the noise of few bins if the values are
-    in few of them, where a quantile would add up that of all bins below it.
+    in few of them; a quantile would add up that of all bins below it.
 
     Args:
         shares: (:data:`BINS`,), with noise.
@@ -47,7 +47,8 @@ def learned_range(shares: Array) -> tuple[float, float]:
     # the true shares add up to 1, which is public, and so the mean of their noise is known
     shares = shares - (shares.sum() - 1) / BINS
     below = np.concatenate([[0.0], np.cumsum(shares)])
-    first, width = 0, BINS
+    first = 0
+    width = BINS
     for width in range(1, BINS + 1):
         inside = below[width:] - below[:-width]
         first = int(inside.argmax())
@@ -55,7 +56,8 @@ def learned_range(shares: Array) -> tuple[float, float]:
             break
     middle = -1 + (2 * first + width) / BINS
     half = max(_LONGER * width / BINS, _LEAST)
-    low, high = max(-1.0, middle - half), min(1.0, middle + half)
+    low = max(-1.0, middle - half)
+    high = min(1.0, middle + half)
     return (low + high) / 2, (high - low) / 2
 
 
