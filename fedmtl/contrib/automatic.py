@@ -22,7 +22,7 @@ from torch import nn
 from ..algorithms import FedAvg, FedProx, FedSGD, Personalization, ServerOptimizer
 from ..algorithms.base import Algorithm
 from ..algorithms.linear.data import is_linear, probe_linear
-from ..algorithms.noise_level import RECORDS_SHARE, noise_of
+from ..algorithms.noise_level import noise_of
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import BackoffSGD, LocalSGD
@@ -42,7 +42,7 @@ from ..privacy import (
 )
 from .average import Average, LocalAverage, half_range
 from .proximal_point import ProximalPoint, vote_rounds
-from .ranged_sgd import RangedSGD
+from .ranged_sgd import RangedSGD, range_rounds
 
 LARGEST_COHORT = 300
 _INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
@@ -51,8 +51,6 @@ _CLIP_OF_RECORDS = 1.0  # of the gradient of a record
 _COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the clip follows
 _CLIP_RATE = 0.4  # of the steps of the logarithm of that clip
 _LONGEST_WALK = 1.0  # standard deviation of that logarithm by noise alone, at the end of a run
-_RANGE_ROUNDS = 10  # of the rounds in a secure sum of records, one in so many counts for the ranges
-_LOUDEST_COUNT = 0.05  # standard deviation of the noise of a count, as a share of the records
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ def automatic(
     clip: float | QuantileClip
     if records:
         summed = privacy is not None and privacy.aggregation is not None
-        counted = _range_rounds(summed and level, noise, rounds)
+        counted = range_rounds(summed and level, noise, rounds)
         algorithm = _by_records(classes, summed, counted)
         clip = _CLIP_OF_RECORDS
     elif classes:
@@ -362,27 +360,6 @@ def _clip_of_numbers(
     if walk > _LONGEST_WALK:
         return initial
     return QuantileClip(initial=initial, quantile=0.5, lr=_CLIP_RATE, count_noise=count_noise)
-
-
-def _range_rounds(useful: bool, noise: float, rounds: int) -> int:
-    """Returns the number of first rounds of records in a secure sum that count for the ranges of
-    the columns: a tenth, or 0 if the noise would drown the counts.
-
-    A record is one vector in a round, of a count for each of the p columns, so that a count has the
-    noise sigma sqrt(T p) of N records, over the root of the rounds that count. Without the root nu
-    has it as nu .07.
-
-    Args:
-        useful: False without a secure sum, or for a target of classes.
-        noise: nu.
-        rounds: T.
-    """
-    counted = rounds // _RANGE_ROUNDS
-    if not useful or not counted:
-        return 0
-    if noise * RECORDS_SHARE / math.sqrt(counted) > _LOUDEST_COUNT:
-        return 0
-    return counted
 
 
 def _by_records(classes: bool, summed: bool, counted: int) -> Algorithm:

@@ -31,6 +31,7 @@ from ..algorithms.base import Problem, Public, State
 from ..algorithms.cohort import Cohort, Own
 from ..algorithms.fedsgd import GRADIENT_SUM
 from ..algorithms.linear.data import Array, check_linear, records_of
+from ..algorithms.noise_level import RECORDS_SHARE
 from ..algorithms.rounds import Released
 from ..errors import ConfigError, PrivacyError
 from ..local.losses import half_mse, mse
@@ -39,6 +40,8 @@ from ..privacy.sums import clipped_segment_sums
 from .units import BINS, Units, places
 
 _FAR = 1e6  # of an entry of a vector of counts before the clip, above any clip norm
+_TENTH = 10  # of the rounds, one in so many counts
+_LOUDEST = 0.05  # standard deviation of the noise of a count, as a share of the records
 _AT_ONCE = 2048  # records whose vectors are in memory
 
 
@@ -210,6 +213,27 @@ class RangedSGD(FedSGD):
             if name in public:
                 moved[name] = start.to(public[name])
         return moved
+
+
+def range_rounds(useful: bool, noise: float, rounds: int) -> int:
+    """Returns the number of first rounds of records in a secure sum that count for the ranges of
+    the columns: a tenth, or 0 if the noise would drown the counts.
+
+    A record is one vector in a round, of a count for each of the p columns, so that a count has the
+    noise sigma sqrt(T p) of N records, over the root of the rounds that count. Without the root nu
+    has it as nu .07.
+
+    Args:
+        useful: False without a secure sum, or for a target of classes.
+        noise: nu.
+        rounds: T.
+    """
+    counted = rounds // _TENTH
+    if not useful or not counted:
+        return 0
+    if noise * RECORDS_SHARE / math.sqrt(counted) > _LOUDEST:
+        return 0
+    return counted
 
 
 def _sums(c: Cohort, chunks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
