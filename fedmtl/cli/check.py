@@ -21,6 +21,7 @@ from .parsers import command_parser
 from .words import understood, without_references
 
 MISSING = "???"
+_HEAD = "# @package _global_\n# A draft: confirm that the bounds are public, or replace them.\n"
 _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
 
 
@@ -75,7 +76,7 @@ def check(words: list[str]) -> int:
     # only here, so that of data with an error this error is the whole output
     if drafts:
         show(text)
-        _write(config | {"data": node}, overrides)
+        _write(_experiment(config | {"data": node}, overrides), node["path"])
     show(found)
     return 0
 
@@ -99,52 +100,44 @@ def _from_zero(bounds: Config, target: str) -> Config:
     return bounds | {target: [0, high]}
 
 
-def _write(config: Config, words: list[str]) -> None:
-    """Writes an experiment, named after the table, with the data and the budget of a configuration
-    that ``words`` chose.
+def _experiment(config: Config, words: list[str]) -> str:
+    """Returns an experiment with the data and the budget of a configuration that ``words``
+    chose."""
+    data = dict(config["data"])
+    del data["_target_"], data["seed"]
+    # without one a column has the client of each row
+    if not (data["partition"] or {}).get("_target_"):
+        del data["partition"]
+    data = {name: value for name, value in data.items() if value is not None}
+    # None is a setting of its own here, a real target
+    data["classes"] = config["data"]["classes"]
+    for name in {"path", "test_path"} & data.keys():
+        data[name] = str(Path(data[name]).resolve())
+    chosen = ["data=table", "algorithm=auto", *(word for word in words if word.startswith(_GROUPS))]
+    options = [word.split("=", 1) for word in chosen]
+    values: Config = {"data": data, "privacy": {"epsilon": config["privacy"].get("epsilon")}}
+    if config["loss"] != "auto":
+        values["loss"] = config["loss"]
+    defaults = {"defaults": [{f"override /{group}": option} for group, option in options]}
+    return f"{_HEAD}{yaml_text(defaults)}{yaml_text(_literal(values))}"
+
+
+def _write(draft: str, table: str) -> None:
+    """Writes an experiment, named after the table.
 
     One that differs at most in its bounds stays; beside one of another table or budget the name
     gets a number.
     """
-    data = {
-        name: value
-        for name, value in config["data"].items()
-        if value is not None and name != "_target_"
-    }
-    files = {
-        name: str(Path(data[name]).resolve()) for name in ("path", "test_path") if name in data
-    }
-    # None is a setting of its own here, a real target
-    data |= files | {"classes": config["data"].get("classes")}
-    dealt = (data.get("partition") or {}).get("_target_")  # else a column says whose a row is
-    data = {
-        name: value
-        for name, value in data.items()
-        if name != "seed" and (name != "partition" or dealt)
-    }
-    values = {"data": data, "privacy": {"epsilon": config["privacy"].get("epsilon")}}
-    if config["loss"] != "auto":
-        values["loss"] = config["loss"]
-    lines = [
-        "# @package _global_",
-        "# A draft: confirm that the bounds are public, or replace them.",
-        "defaults:",
-    ]
-    lines += ["  - override /data: table", "  - override /algorithm: auto"]
-    lines += [
-        f"  - override /{word.replace('=', ': ')}" for word in words if word.startswith(_GROUPS)
-    ]
-    draft = "\n".join([*lines, "", yaml_text(_literal(values))])
-    stem = re.sub(r"\W+", "_", Path(config["data"]["path"]).stem)
+    stem = re.sub(r"\W+", "_", Path(table).stem)
+    file = Path("experiment") / f"{stem}.yaml"
     others = list[str]()
-    while (
-        file := Path("experiment") / f"{stem}{f'_{len(others) + 1}' if others else ''}.yaml"
-    ).exists():
+    while file.exists():
         # bounds may have been confirmed or replaced by hand, which a new draft must not undo
         if _without_bounds(file.read_text(encoding="utf-8")) == _without_bounds(draft):
             show(f"{file} is there already and stays as it is; remove it for a new draft")
             return
         others.append(str(file))
+        file = file.with_name(f"{stem}_{len(others) + 1}.yaml")
     file.parent.mkdir(exist_ok=True)
     write_text(file, draft)
     beside = ""

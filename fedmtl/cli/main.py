@@ -50,13 +50,11 @@ exit codes
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..errors import ConfigError, first_line
@@ -67,13 +65,10 @@ from .names import EXTRA, TRUST, choices, unknown
 from .output import lost, outputs, say, show
 from .parsers import USAGE, Parser
 from .predict import export, predict
-from .process import FAILED, INTERRUPTED, REFUSED, Process
+from .process import FAILED, INTERRUPTED, Process
 from .run import train
 from .search import search
 from .words import is_setting
-
-if TYPE_CHECKING:
-    from ..ranks import Ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -157,53 +152,18 @@ def _dispatch(words: list[str], process: Process) -> int:
         return 0
     # settings without a command are those of a training, as Hydra has them
     if not first or is_setting(first) or first[0] in "-~+":
-        process.ranks = _launched()
+        process.join()
         return train(words, process)
     if first == "resume":
-        process.ranks = _launched()
+        process.join()
         return resume(words[1:], process)
     if first in _COMMANDS:
-        _refuse_launch(first)
+        process.refuse_others(first)
         return _COMMANDS[first](words[1:])
     names = [*_COMMANDS, "resume"]
     close = difflib.get_close_matches(first, names, n=1)
     accepted = [*names, "or settings written KEY=VALUE"]
     raise unknown(accepted, close, f"unknown command {first!r}", "fedmtl --help")
-
-
-def _refuse_launch(command: str) -> None:
-    """Refuses to be one of several processes.
-
-    Raises:
-        ConfigError: several were started; at all but one of them SystemExit.
-    """
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size == "1":
-        return
-    # one process says why, and the others leave without a word
-    if os.environ.get("RANK", "0") != "0":
-        raise SystemExit(REFUSED)
-    raise ConfigError(
-        f"{command} runs in one process, and {size} were started; start it without torchrun."
-    )
-
-
-def _launched() -> Ranks | None:
-    """Returns the ranks that torchrun started, or those of the process group of the program that
-    calls the command; None, without importing PyTorch, for a single process."""
-    # a program that has made a group has imported it
-    distributed = sys.modules.get("torch.distributed")
-    in_a_group = (
-        distributed is not None
-        and distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
-    if os.environ.get("WORLD_SIZE", "1") == "1" and not in_a_group:
-        return None
-    from ..ranks import Ranks
-
-    return Ranks.of_launch()
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -4,6 +4,7 @@ code."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -54,6 +55,38 @@ class Process:
     def writes(self) -> bool:
         """Returns True if this process is the one that writes and prints."""
         return self.ranks is None or self.ranks.first
+
+    def join(self) -> None:
+        """Joins the processes that torchrun started, or those of the process group of the program
+        that calls the command, without importing PyTorch for a single process."""
+        # a program that has made a group has imported it
+        distributed = sys.modules.get("torch.distributed")
+        in_a_group = (
+            distributed is not None
+            and distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        )
+        if os.environ.get("WORLD_SIZE", "1") != "1" or in_a_group:
+            from ..ranks import Ranks
+
+            self.ranks = Ranks.of_launch()
+
+    def refuse_others(self, command: str) -> None:
+        """Refuses to be one of several processes.
+
+        Raises:
+            ConfigError: several were started; at all but one of them SystemExit.
+        """
+        size = os.environ.get("WORLD_SIZE", "1")
+        if size == "1":
+            return
+        # one process says why, and the others leave without a word
+        if os.environ.get("RANK", "0") != "0":
+            raise SystemExit(REFUSED)
+        raise ConfigError(
+            f"{command} runs in one process, and {size} were started; start it without torchrun."
+        )
 
     def agree(self) -> AbstractContextManager[None]:
         """Raises an error of the block at any rank at all ranks."""

@@ -47,6 +47,7 @@ from .words import understood
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport
     from ..trainer import Result
+    from ..trainer.settings import Settings
 
 
 def train(words: list[str], process: Process) -> int:
@@ -62,7 +63,7 @@ def train(words: list[str], process: Process) -> int:
             return 0
         mode, folder = mode_and_folder(typed, name, multirun=options.multirun)
         runs = _checked_runs(typed, name, mode, process)
-    jobs = _Jobs(typed, mode, runs, process)
+    jobs = _Jobs(typed, runs, process)
     with _placed(folder, process, mode) as place, composing(typed) as app:
         # Hydra composes, sweeps and makes the folders
         begin = app.run
@@ -98,10 +99,11 @@ def _checked_runs(
     if "hydra/sweeper" in typed.values:
         return []
     runs = [(run, resolve(compose(run, name))) for run in combinations(typed)]
+    checked = []
     for _, config in runs:
-        build.settings(config)
+        checked.append(build.settings(config))
         check_logger(config, Path(), typed)
-    warning = unlike([config for _, config in runs])
+    warning = unlike(checked)
     if process.writes and warning:
         say(warning)
     return runs
@@ -151,13 +153,11 @@ class _Jobs:
 
     Args:
         typed: the settings, as typed.
-        mode: a run or a sweep.
         runs: the words and the settings of each run of a sweep, as far as they are known.
         process: of the command.
     """
 
     typed: Typed
-    mode: RunMode
     runs: list[tuple[list[str], Config]]
     process: Process
 
@@ -174,7 +174,7 @@ class _Jobs:
         words = list(own.overrides.task)
         folder = Path(own.runtime.output_dir)
         job = None
-        if self.mode is RunMode.MULTIRUN:
+        if own.mode is RunMode.MULTIRUN:
             job = self._job(own, words)
             if self.process.writes and folder == Path.cwd() / job.sweep / "0":
                 self._announce(job.sweep)
@@ -285,25 +285,25 @@ def end_of_sweep(process: Process) -> int:
     return 0
 
 
-def unlike(configs: Sequence[Config]) -> str:
+def unlike(runs: Sequence[Settings]) -> str:
     """Returns a warning if methods of a sweep are finetuned beside others that are not, empty
     if all or none are. Local training is the baseline of all, and is not one of them."""
-    methods = [
-        (
-            (config["algorithm"]["_target_"] or "auto").rpartition(".")[2],
-            (config.get("finetune") or {}).get("_target_"),
-        )
-        for config in configs
-    ]
-    tuned = {name: None for name, finetune in methods if finetune}
-    plain = {
-        name: None for name, finetune in methods if not finetune and name not in ("Local", *tuned)
-    }
-    if not tuned or not plain:
+    tuned: list[str] = []
+    plain: list[str] = []
+    for run in runs:
+        name = "auto"
+        if not isinstance(run.algorithm, str):
+            name = type(run.algorithm).__name__
+        if run.finetune is not None:
+            tuned.append(name)
+        elif name != "Local":
+            plain.append(name)
+    others = [name for name in dict.fromkeys(plain) if name not in tuned]
+    if not tuned or not others:
         return ""
     return (
-        f"finetuned after training: {', '.join(tuned)}; not: {', '.join(plain)}. Their scores do "
-        "not compare; give all of them the same, as finetune=kl or finetune=none."
+        f"finetuned after training: {', '.join(dict.fromkeys(tuned))}; not: {', '.join(others)}. "
+        "Their scores do not compare; give all of them the same, as finetune=kl or finetune=none."
     )
 
 

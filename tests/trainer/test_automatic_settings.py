@@ -50,6 +50,7 @@ from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import open_channel
 from fedmtl.trainer.personalize import usual_finetuning
+from fedmtl.trainer.settings import Settings
 from fedmtl.trainer.stages import stages_of
 from fedmtl.trainer.summary import remedy
 from tests.algorithms.harness import problem_of, run
@@ -748,13 +749,9 @@ def test_data_of_the_user_take_automatic_settings_unless_something_of_them_is_ch
 
 
 def test_automatic_settings_are_compared_in_a_sweep() -> None:
-    plain, tuned = (
-        {"algorithm": {"_target_": "fedmtl.FedAvg"}},
-        {"finetune": {"_target_": "fedmtl.Average"}},
-    )
-    assert unlike([{"algorithm": {"_target_": None}} | tuned, plain]).startswith(
-        "finetuned after training: auto; not:"
-    )
+    plain = Settings(algorithm=FedAvg(local=LocalSGD(lr=0.1)), privacy=None, finetune=None)
+    tuned = Settings(privacy=None, finetune=Average())
+    assert unlike([tuned, plain]).startswith("finetuned after training: auto; not: FedAvg. ")
 
 
 def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypatch) -> None:
