@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedmtl import LocalSGD
 from fedmtl.algorithms import (
+    ClientBatch,
     ClientStore,
-    Cohort,
     Own,
     Problem,
     Released,
@@ -50,8 +50,8 @@ class ConcatenatedModels(RoundAlgorithm):
         models = problem.initial.expand(problem.clients, -1).clone()
         return State({"models": models}, ClientStore(problem.clients, {}))
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
-        place, models = c.ids.to(c.initial.device), c.public["models"]
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+        place, models = c.clients.to(c.initial.device), c.public["models"]
         start = models[place]
         return {"update": blocks(c.train(self.local, start) - start, place, len(models))}, c.own
 
@@ -62,6 +62,6 @@ class ConcatenatedModels(RoundAlgorithm):
         change = released.values["update"].reshape(models.shape) * released.denominator
         return {"models": (models.double() + change.to(models.device)).to(models.dtype)}
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """The released models: every client's is public."""
-        return c.public["models"][c.ids.to(c.initial.device)]
+        return c.public["models"][c.clients.to(c.initial.device)]

@@ -4,8 +4,8 @@ from .._check import Count, NonNegative, Positive, Share
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .base import Algorithm, Problem, State
+from .client_batch import ClientBatch, Own, personal_fields
 from .clusters import IFCA, ClusteredPMTL
-from .cohort import Cohort, Own, personal_fields
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
 from .fedrep import FedPer, FedRep
@@ -35,9 +35,9 @@ __all__ = [
     "PPSGD",
     "Algorithm",
     "AsyncLearner",
+    "ClientBatch",
     "ClientStore",
     "ClusteredPMTL",
-    "Cohort",
     "Count",
     "Ditto",
     "FedAvg",

@@ -29,7 +29,7 @@ from .._check import Share
 from .._devices import on_device
 from ..local import Mixture
 from .base import Problem
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .shared_model import SharedModel
 from .store import Fields
 
@@ -76,18 +76,18 @@ class APFL(SharedModel):
         """Adds each client's ``alpha`` to its personal model: one number."""
         return {"alpha": ((), problem.initial.dtype)}
 
-    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
         """Trains a copy of the shared model, whose change is sent, and the mixture, which stays."""
         start = c.models(c.initial)
         mixture = Mixture(start, self._weights(c), self.adaptive)
         models, mixture = c.train_mixture(self.local, c.shared, mixture)
         return models - c.shared, c.keep(mixture.models, start) | {"alpha": mixture.weights}
 
-    def _weights(self, c: Cohort) -> Tensor:
+    def _weights(self, c: ClientBatch) -> Tensor:
         """Returns the clients' alpha (k,); the initial one for new clients."""
         return torch.where(c.own["seen"], c.own["alpha"], self.alpha)
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the mixtures.
 
         A client that never took part trains its own part once, from the public initial model.

@@ -40,7 +40,7 @@ from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from ..random import derive_key, keyed_generator
 from .base import Problem, Public, State
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .losses import own_losses
 from .rounds import Released
 from .shared_model import SharedModel
@@ -165,7 +165,7 @@ class ClusteredPMTL(SharedModels):
         means = problem.initial.expand(len(self._names()), -1).clone()
         return State({"global": means}, self.client_store(problem))
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Trains with a pull to the mean of the client's cluster; sends the difference in the block
         of that cluster, (k, clusters D).
         """
@@ -175,9 +175,9 @@ class ClusteredPMTL(SharedModels):
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
         return {"update": blocks(models - mean, cluster, len(c.shared))}, c.keep(models, start)
 
-    def _means(self, c: Cohort) -> tuple[Tensor, Tensor]:
+    def _means(self, c: ClientBatch) -> tuple[Tensor, Tensor]:
         """Returns the number and the mean of each client's cluster, int64 (k,) and (k, D)."""
-        cluster = self.cluster_of(c.problem)[c.ids].to(c.initial.device)
+        cluster = self.cluster_of(c.problem)[c.clients].to(c.initial.device)
         return cluster, c.shared[cluster]
 
     def rates(self, problem: Problem) -> Tensor:
@@ -185,7 +185,7 @@ class ClusteredPMTL(SharedModels):
         sizes = torch.bincount(self.cluster_of(problem), minlength=len(self._names()))
         return problem.clients / sizes.clamp(min=1).double()  # of the cohort, in expectation
 
-    def new(self, c: Cohort) -> Tensor:
+    def new(self, c: ClientBatch) -> Tensor:
         """Returns the personal models (k, D) of clients that never took part.
 
         Each is trained once from the mean of its client's cluster.
@@ -255,11 +255,11 @@ class IFCA(SharedModels):
         # a client without records, or whose losses are all NaN, chooses the first
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Trains the model that each client chooses; sends its change in the block of that model,
         (k, C D).
         """
-        chosen = self.choice(c.problem, c.shared, c.ids)
+        chosen = self.choice(c.problem, c.shared, c.clients)
         start = c.shared[chosen]
         updates = c.train(self.local, start) - start
         return {"update": blocks(updates, chosen, self.clusters)}, c.own
@@ -268,7 +268,7 @@ class IFCA(SharedModels):
         """Returns C for every model: each is chosen by a C-th of the cohort, if all are alike."""
         return torch.full((self.clusters,), self.clusters, dtype=torch.float64)
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the model that each client chooses.
 
         Args:
@@ -277,7 +277,7 @@ class IFCA(SharedModels):
         Returns:
             (k, D).
         """
-        return c.shared[self.choice(c.problem, c.shared, c.ids)]
+        return c.shared[self.choice(c.problem, c.shared, c.clients)]
 
 
 def blocks(updates: Tensor, cluster: Tensor, count: int) -> Tensor:

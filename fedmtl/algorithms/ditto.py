@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .._check import NonNegative
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .shared_model import SharedModel
 
 
@@ -60,7 +60,7 @@ class Ditto(SharedModel):
     keeps = True
     trainings = 2
 
-    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
         """Trains the shared model, whose change is sent, and then the personal one, which stays."""
         start = c.models(c.initial)
         # the global model's training is sent, that of the personal model stays with the client

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._check import NonNegative
 from .base import Problem, Public, State
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .rounds import Released
 from .shared_model import SharedModel
 
@@ -88,11 +88,11 @@ class FedAvg(SharedModel):
         """Returns the released model (D,): the last one, or the mean if ``averaged``."""
         return state.public[self.released_name]
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the released model for every client, (k, D): a view of one row."""
-        return c.public[self.released_name].expand(len(c.ids), -1)
+        return c.public[self.released_name].expand(len(c.clients), -1)
 
-    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
         """Trains the shared model on each client's data; clients keep no state."""
         shared = c.shared
         models = c.train(self.local, shared, lam=self.pull, anchor=shared)

@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from ..local import LocalSolver, check_names
 from ..privacy import BoundSampler, ReleasePlan
 from .base import Problem, Public
-from .cohort import Cohort, Own, personal_fields
+from .client_batch import ClientBatch, Own, personal_fields
 from .rounds import Released
 from .shared_model import SharedModel
 from .store import Fields
@@ -127,7 +127,7 @@ class FedRep(SharedModel):
         del fields["model"]
         return fields
 
-    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
         """Trains the head and then the representation, whose change is sent."""
         shared = self.shared_places(c.problem)
         start = self._models(c, shared)
@@ -136,13 +136,13 @@ class FedRep(SharedModel):
         own["head"] = own.pop("model")[:, _numbers(~shared, models)]
         return (models - start)[:, _numbers(shared, models)], own
 
-    def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
+    def _train(self, c: ClientBatch, start: Tensor, shared: Tensor) -> Tensor:
         """Trains the head with the received representation, then the representation: (k, D)."""
         if not bool(shared.all()):
             start = self._train_head(c, start, shared)
         return c.train(self.local, start, moving=shared)
 
-    def _train_head(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
+    def _train_head(self, c: ClientBatch, start: Tensor, shared: Tensor) -> Tensor:
         return c.train(self.head_local or self.local, start, moving=~shared)
 
     def server_update(
@@ -154,7 +154,7 @@ class FedRep(SharedModel):
         values = {**released.values, "update": update}
         return super().server_update(problem, public, replace(released, values=values))
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the shared representation with each client's head.
 
         A client that never took part fits a head to it.
@@ -170,12 +170,12 @@ class FedRep(SharedModel):
             models[place] = self._train_head(c.part(new), models[place], shared)
         return models
 
-    def _models(self, c: Cohort, shared: Tensor) -> Tensor:
+    def _models(self, c: ClientBatch, shared: Tensor) -> Tensor:
         """Returns the models (k, D): the public representation with the clients' heads.
 
         A new client has the head of the public start.
         """
-        models = c.shared.expand(len(c.ids), -1).clone()
+        models = c.shared.expand(len(c.clients), -1).clone()
         head = _numbers(~shared, models)
         models[:, head] = torch.where(c.own["seen"][:, None], c.own["head"], c.initial[head])
         return models
@@ -221,5 +221,5 @@ class FedPer(FedRep):
     colour = "#6a8f00"
     trainings = 1
 
-    def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
+    def _train(self, c: ClientBatch, start: Tensor, shared: Tensor) -> Tensor:
         return c.train(self.local, start)

@@ -23,7 +23,7 @@ from .._check import Count, Rate
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ClientPrivacy, GradientPlan, ReleasePlan
 from .base import Problem, Public
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .fedavg import FedAvg
 from .rounds import Released
 
@@ -120,7 +120,7 @@ class FedSGD(FedAvg):
             rate=self.rate,
         )
 
-    def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], Own]:
         """Sends the sums of the gradients at the shared model, (k, D); clients keep no state."""
         return {GRADIENT_SUM: c.gradient_sums(c.shared, self.gradient_plan(c.problem, 1))}, c.own
 

@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..local.losses import divergence_of
 from .base import Algorithm, Problem, Public
-from .cohort import Cohort
+from .client_batch import ClientBatch
 from .own_gradients import FINETUNE_ROUND, fisher_diagonals
 from .returned import checked_models, unchanged
 
@@ -294,7 +294,7 @@ class Finetune(Personalization):
 
     def _train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         """Trains clients with records from ``start`` (k, D)."""
-        c = Cohort(problem, clients, round=FINETUNE_ROUND)
+        c = ClientBatch(problem, clients, round=FINETUNE_ROUND)
         solver = replace(self.local, decay=1.0)
         if self.kind == "vanilla":
             return c.train(solver, start)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..local import LocalSGD, LocalSolver
 from .base import Problem, State
-from .cohort import Cohort, Own, personal_fields
+from .client_batch import ClientBatch, Own, personal_fields
 from .rounds import RoundAlgorithm
 
 
@@ -49,12 +49,12 @@ class Local(RoundAlgorithm):
         """Starts without a public state; clients keep their models."""
         return State({}, problem.client_store(personal_fields(problem)))
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Trains each client's own last model; nothing is sent."""
         start = c.models(c.initial)
         return {}, c.keep(c.train(self.local, start), start)
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the clients' own models.
 
         A client that was never called trains once from the initial model.

@@ -13,7 +13,7 @@ from ..local.losses import LOSSES
 from ..local.per_example import ALIKE, DropoutKeys, example_gradients
 from ..local.stacking import batch_widths
 from ..local.train import address_of
-from .cohort import AFTER
+from .client_batch import AFTER
 from .problem import Problem
 
 FINETUNE_ROUND = AFTER - 1

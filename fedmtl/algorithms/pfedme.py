@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._check import Count, Positive
 from ..errors import ConfigError
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .shared_model import SharedModel
 
 
@@ -79,9 +79,9 @@ class PFedMe(SharedModel):
     def trainings(self) -> int:
         return self.local_rounds
 
-    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
         """Makes R local rounds: each solves for theta_k, and moves the copy w_r towards it."""
-        start = c.shared.expand(len(c.ids), -1).contiguous()
+        start = c.shared.expand(len(c.clients), -1).contiguous()
         models = start
         copy = start  # w_r
         # every local round has batches of its own; the step size decays by rounds

@@ -44,7 +44,7 @@ from .._check import NonNegative, Positive
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from .base import Problem, Public
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .rounds import Released
 from .server import apply_update
 from .shared_model import SharedModel
@@ -136,7 +136,7 @@ class PMTL(SharedModel):
             return {}
         return {"sent": ((problem.dimension,), problem.initial.dtype)}
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Computes steps (a) to (c) of the round: the messages g_k (k, D), and the new w_k."""
         # (a), (b): the cohort receives wtilde; every member trains from its own last model,
         # anchored at wtilde

@@ -21,7 +21,7 @@ from .._check import NonNegative
 from .._devices import on_device
 from ..errors import ConfigError
 from ..local import LocalSGD
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .shared_model import SharedModel
 
 
@@ -72,7 +72,7 @@ class PPSGD(SharedModel):
                 "the personal part follows the gradients that moved the shared one."
             )
 
-    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
         """Trains the sum of both models, and divides its change between the two."""
         parts = c.own["model"]  # 0 of a client that never took part
         moved = self._moved(c, c.shared + parts)
@@ -80,12 +80,12 @@ class PPSGD(SharedModel):
         own = c.keep(parts + self.ratio / (1.0 + self.ratio) * moved, parts)
         return moved / (1.0 + self.ratio), own
 
-    def _moved(self, c: Cohort, models: Tensor) -> Tensor:
+    def _moved(self, c: ClientBatch, models: Tensor) -> Tensor:
         """Returns the change (k, D) of the sums ``models`` (k, D) by a local run."""
         solver = replace(self.local, lr=(1.0 + self.ratio) * self.local.lr)
         return c.train(solver, models) - models
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the sums.
 
         A client that never took part trains its own part once, from the shared model.

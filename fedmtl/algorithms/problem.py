@@ -123,9 +123,10 @@ class Problem:
         return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
     def pieces(
-        self, clients: Tensor, solver: LocalSolver | None, round: int, members: Tensor | None
+        self, clients: Tensor, solver: LocalSolver | None, round: int, cohort: Tensor | None
     ) -> Iterator[Piece]:
-        """Divides clients into pieces that are computed one after another.
+        """Divides clients into pieces that are computed one after another, each as a
+        :class:`~.client_batch.ClientBatch`.
 
         They are one piece if their models take at most 8 MiB. If they take more, a piece has the
         clients of about 8 MiB, so that their rows are still in a cache when they are added up; and
@@ -135,7 +136,7 @@ class Problem:
             clients: int64 (k,), positions in the data.
             solver: of their local training; None without one.
             round: addresses their batches.
-            members: all participants of the round, see :class:`~.cohort.Cohort`.
+            cohort: all participants of the round, see :class:`~.client_batch.ClientBatch`.
 
         Yields:
             The pieces, in which every client is once.
@@ -156,7 +157,7 @@ class Problem:
                 size=size,
                 seed=self.seed,
                 round=round,
-                members=members,
+                cohort=cohort,
             )
 
     def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:

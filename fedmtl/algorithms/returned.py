@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
 from ..privacy import GradientPlan, ReleasePlan
-from .cohort import Cohort
+from .client_batch import ClientBatch
 from .store import ClientStore
 
 
@@ -59,8 +59,8 @@ def checked_plans(method: str, plans: Any) -> tuple[ReleasePlan | GradientPlan, 
     return tuple(plans)
 
 
-def checked_update(method: str, c: Cohort, returned: Any) -> tuple[Mapping[str, Tensor], Any]:
-    """Returns the messages and the new states of the clients of a cohort.
+def checked_update(method: str, c: ClientBatch, returned: Any) -> tuple[Mapping[str, Tensor], Any]:
+    """Returns the messages and the new states of a batch of clients.
 
     Args:
         method: its name.
@@ -86,10 +86,10 @@ def checked_update(method: str, c: Cohort, returned: Any) -> tuple[Mapping[str, 
                 f"Release {name!r} takes float rows of shape (k, D), not {tuple(rows.shape)} of "
                 f"{rows.dtype}."
             )
-        if rows.shape[-2] != len(c.ids):
+        if rows.shape[-2] != len(c.clients):
             raise PrivacyError(
                 f"Release {name!r} needs one row from each client, and each client once: "
-                f"{function} returns {rows.shape[-2]} rows of {len(c.ids)} clients."
+                f"{function} returns {rows.shape[-2]} rows of {len(c.clients)} clients."
             )
     missing = [name for name in c.clips if name not in messages]
     if missing:
@@ -101,8 +101,8 @@ def checked_update(method: str, c: Cohort, returned: Any) -> tuple[Mapping[str, 
     return messages, checked_own(function, c, own)
 
 
-def checked_own(function: str, c: Cohort, own: Any) -> dict[str, Tensor]:
-    """Returns the new states of the clients of a cohort.
+def checked_own(function: str, c: ClientBatch, own: Any) -> dict[str, Tensor]:
+    """Returns the new states of a batch of clients.
 
     Args:
         function: name of the one that returned them.
@@ -124,7 +124,7 @@ def checked_own(function: str, c: Cohort, own: Any) -> dict[str, Tensor]:
         if rows.shape != c.own[name].shape:
             raise ConfigError(
                 f"{function} returns states {name!r} of shape {tuple(rows.shape)}; those of these "
-                f"{len(c.ids)} clients are {tuple(c.own[name].shape)}."
+                f"{len(c.clients)} clients are {tuple(c.own[name].shape)}."
             )
     return states
 

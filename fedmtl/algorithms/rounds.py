@@ -15,7 +15,7 @@ from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
 from ..schedules import Block
 from .base import Algorithm, Public, State
-from .cohort import Cohort, Own
+from .client_batch import ClientBatch, Own
 from .problem import Problem
 from .returned import checked_models, checked_own, checked_tensors, checked_update, unchanged
 from .starts import one_start_needed, starts, weighted
@@ -132,7 +132,7 @@ class RoundAlgorithm(Algorithm):
     """A method in rounds: four functions, and a release between the second and the third.
 
     - :meth:`init`: the state before the first round;
-    - :meth:`client_update`: the messages and the new states of the clients of a cohort;
+    - :meth:`client_update`: the messages and the new states of a batch of clients;
     - :meth:`server_update`: the public state, from the releases of the messages;
     - :meth:`personal_models`: the clients' models.
 
@@ -160,7 +160,7 @@ class RoundAlgorithm(Algorithm):
         ...     def server_update(self, problem, public, released):
         ...         return {"w": public["w"] + released.values["step"].to(public["w"])}
         ...     def personal_models(self, c):  # the clients' models (k, D) in the end
-        ...         return c.public["w"].expand(len(c.ids), -1)
+        ...         return c.public["w"].expand(len(c.clients), -1)
         >>> trainer = Trainer(
         ...     algorithm=Average(),
         ...     data=load_data("digits", clients=10),
@@ -187,11 +187,11 @@ class RoundAlgorithm(Algorithm):
         # clients of a subclass may read more than those of its base
         cls.own_starts = bool(vars(cls).get("own_starts", False))
 
-    def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
-        """Computes the messages and the new states of the clients of a cohort.
+    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], Own]:
+        """Computes the messages and the new states of a batch of clients.
 
         Args:
-            c: the clients of the round that are computed in this call, with the public state and
+            c: the clients of the cohort that are computed in this call, with the public state and
                 their own.
 
         Returns:
@@ -213,21 +213,22 @@ class RoundAlgorithm(Algorithm):
         """
         return dict(public)
 
-    def receive(self, c: Cohort) -> Own:
+    def receive(self, c: ClientBatch) -> Own:
         """Returns the clients' states at the end of the round; unchanged by default.
 
         Args:
-            c: the cohort, with the new public state.
+            c: clients of the cohort, with the new public state.
         """
         return c.own
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the personal models (k, D) of clients, from the public state and their own.
 
         Nothing is released. Clients that never took part have a model, too.
 
         Args:
-            c: clients with their states, after any round; :data:`~.cohort.AFTER` is its round.
+            c: clients with their states, after any round; its round is
+                :data:`~.client_batch.AFTER`.
         """
         name = type(self).__name__
         raise NotImplementedError(f"{name} does not say what the personal models are.")
@@ -255,28 +256,28 @@ class RoundAlgorithm(Algorithm):
         store = state.private
         method = type(self).__name__
         ids = block.cohort.sort().values  # as the store's rows
-        mine = Cohort(
+        mine = ClientBatch(
             problem=problem,
-            ids=ids[problem.places_here(ids)],
+            clients=ids[problem.places_here(ids)],
             public=state.public,
             round=block.first,
             clips=channel.clips,
             charged_steps=channel.local,
-            members=block.cohort,
+            cohort=block.cohort,
         )
         # all start from the present public state, and count alike, unless the schedule is Buffered
-        cohorts: list[tuple[Cohort, Tensor | None]] = [(mine, None)]
+        starting: list[tuple[ClientBatch, Tensor | None]] = [(mine, None)]
         if block.asked is not None:
-            cohorts = self._asked_earlier(mine, block, state)
+            starting = self._asked_earlier(mine, block, state)
         messages = Messages(channel)
-        for cohort, weights in cohorts:
-            for ids, c in self._pieces(cohort, store):
+        for some, weights in starting:
+            for ids, c in self._pieces(some, store):
                 with unchanged(f"{method}.client_update", c.public):
                     returned = self.client_update(c)
                 rows, own = checked_update(method, c, returned)
                 store.scatter_all(ids, own)
                 if weights is not None:
-                    places = torch.searchsorted(cohort.ids, ids)
+                    places = torch.searchsorted(some.clients, ids)
                     rows = weighted(rows, weights[places], mine.clips)
                 messages.add(ids, rows)
                 del returned, rows, own, c  # frees their memory before the next piece
@@ -295,8 +296,8 @@ class RoundAlgorithm(Algorithm):
         return state
 
     def _asked_earlier(
-        self, mine: Cohort, block: Block, state: State
-    ) -> list[tuple[Cohort, Tensor | None]]:
+        self, mine: ClientBatch, block: Block, state: State
+    ) -> list[tuple[ClientBatch, Tensor | None]]:
         """Returns the clients of a round of :class:`~fedmtl.Buffered`, see :func:`.starts.starts`.
 
         A client starts from the public state of the moment at which it was asked; ``state`` keeps
@@ -309,18 +310,20 @@ class RoundAlgorithm(Algorithm):
         state.earlier = {version: known[version] for version in sorted(ascending.asked.kept)}
         return starts(mine, ascending.cohort, ascending.asked, known, self.own_starts)
 
-    def _pieces(self, mine: Cohort, store: ClientStore) -> Iterator[tuple[Tensor, Cohort]]:
-        """Yields the clients of this process piece by piece: their ids, and their cohort with their
-        states."""
+    def _pieces(
+        self, mine: ClientBatch, store: ClientStore
+    ) -> Iterator[tuple[Tensor, ClientBatch]]:
+        """Yields the clients of this process piece by piece: their positions in the data, and
+        their batch with their states."""
         problem = mine.problem
         if not self.all_at_once:
-            for piece in problem.pieces(mine.ids, self.local, mine.round, mine.members):
+            for piece in problem.pieces(mine.clients, self.local, mine.round, mine.cohort):
                 yield piece.clients, mine.of(piece, store.gather_all(piece.clients))
             return
-        ids = mine.ids
+        ids = mine.clients
         if problem.owner is not None:
             # the problem of this rank's clients alone, with positions among them
-            mine = replace(mine, problem=problem.mine, ids=torch.arange(len(ids)))
+            mine = replace(mine, problem=problem.mine, clients=torch.arange(len(ids)))
         yield ids, replace(mine, own=store.gather_all(ids))
 
     def release_and_update(
@@ -365,5 +368,5 @@ class RoundAlgorithm(Algorithm):
         own = state.private.gather_all(clients)
         function = f"{type(self).__name__}.personal_models"
         with unchanged(function, state.public):
-            models = self.personal_models(Cohort(problem, clients, state.public, own))
+            models = self.personal_models(ClientBatch(problem, clients, state.public, own))
         return checked_models(function, models, len(clients), problem.dimension)

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
 from .base import Problem, Public, State
-from .cohort import Cohort, Own, personal_fields
+from .client_batch import ClientBatch, Own, personal_fields
 from .rounds import Released, RoundAlgorithm
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore, Fields
@@ -176,7 +176,7 @@ class SharedModel(RoundAlgorithm):
         """
         return {}
 
-    def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], Own]:
         """Sends :meth:`local_update` times the weights of the clients; with ``weights="examples"``
         and no cap their numbers of examples, (k, 1), too.
         """
@@ -193,7 +193,7 @@ class SharedModel(RoundAlgorithm):
             sent["examples"] = counts[:, None]
         return sent, own
 
-    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
         """Returns the model updates w_k - w without weights, (k, D), and the new client states.
 
         Args:
@@ -217,16 +217,16 @@ class SharedModel(RoundAlgorithm):
         """Returns the shared model (D,)."""
         return state.public["global"]
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the clients' own models, (k, D), or the shared one if they keep none.
 
         :meth:`new` makes the model of a client that never took part.
         """
         if self.keeps:
             return c.personal(self.new(c.part(c.new)))
-        return c.shared.expand(len(c.ids), -1)
+        return c.shared.expand(len(c.clients), -1)
 
-    def new(self, c: Cohort) -> Tensor:
+    def new(self, c: ClientBatch) -> Tensor:
         """Returns the personal models (k, D) of clients that never took part.
 
         By default each client trains the shared model once, with :attr:`pull` to it.

@@ -11,16 +11,16 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..privacy.clip import Clip, clip_rows
 from ..schedules.block import Asked
-from .cohort import Cohort
+from .client_batch import ClientBatch
 
 
 def starts(
-    mine: Cohort,
+    mine: ClientBatch,
     clients: Tensor,
     asked: Asked,
     known: Mapping[int, Mapping[str, Tensor]],
     own_starts: bool,
-) -> list[tuple[Cohort, Tensor | None]]:
+) -> list[tuple[ClientBatch, Tensor | None]]:
     """Returns the clients of a round whose participants were asked at different moments, by the
     public state from which they start.
 
@@ -32,10 +32,10 @@ def starts(
         own_starts: True for a single stack, in which each client has a shared model of its own.
 
     Returns:
-        Cohorts, each with its public state, and the public factors float64 (k,) of its clients'
-        clipped rows; None for all 1.
+        Batches of clients, each with its public state, and the public factors float64 (k,) of its
+        clients' clipped rows; None for all 1.
     """
-    if len(mine.ids) == 0:
+    if len(mine.clients) == 0:
         return [(mine, None)]  # of a rank without a client in this round
     places = mine.problem.places_here(clients)
     versions = asked.versions[places]
@@ -45,11 +45,11 @@ def starts(
         shared = torch.stack([known[version]["global"] for version in used.tolist()])
         rows = torch.searchsorted(used, versions)
         return [(replace(mine, public={"global": shared}, starts=rows), weights)]
-    found: list[tuple[Cohort, Tensor | None]] = []
+    found: list[tuple[ClientBatch, Tensor | None]] = []
     for version in used.tolist():
         alike = versions == version
-        cohort = replace(mine, ids=mine.ids[alike], public=known[version])
-        found.append((cohort, weights[alike]))
+        some = replace(mine, clients=mine.clients[alike], public=known[version])
+        found.append((some, weights[alike]))
     return found
 
 

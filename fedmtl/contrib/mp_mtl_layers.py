@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .._check import Finite, NonNegative
 from ..algorithms.base import Problem, Public, State
-from ..algorithms.cohort import Cohort, Own, personal_fields
+from ..algorithms.client_batch import ClientBatch, Own, personal_fields
 from ..algorithms.mp_mtl.sharing import FORMS, budget_weights, map_of, mapped, shifted_covariance
 from ..algorithms.rounds import Released, RoundAlgorithm
 from ..errors import ConfigError
@@ -132,7 +132,7 @@ class MPMTLayers(RoundAlgorithm):
         public = {"covariance": covariance, "map": covariance.clone()}
         return State(public, problem.client_store(personal_fields(problem)))
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Trains each client's own model, and sends the change of its chosen layers, (k, d)."""
         # every member trains by itself, from its own last model, and sends the change of the chosen
         # layers
@@ -149,7 +149,7 @@ class MPMTLayers(RoundAlgorithm):
         covariance = shifted_covariance(released, RELEASE, form, self.rho)[0]
         return {"covariance": covariance, "map": map_of(covariance, form, self.threshold)}
 
-    def receive(self, c: Cohort) -> Own:
+    def receive(self, c: ClientBatch) -> Own:
         """Projects the chosen layers of the clients' own models by M."""
         # every member projects its own row
         places = self.places(c.problem).to(c.initial.device)
@@ -165,7 +165,7 @@ class MPMTLayers(RoundAlgorithm):
         places = self.places(problem).to(problem.initial.device)
         return models[:, places].double() - problem.initial[places].double()
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the clients' own models.
 
         A client that never took part trains once from the public initial model.

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from .._check import Positive
 from ..algorithms.base import Problem, Public, State
-from ..algorithms.cohort import Cohort, Own, personal_fields
+from ..algorithms.client_batch import ClientBatch, Own, personal_fields
 from ..algorithms.linear.solve import solve_regularized
 from ..algorithms.own_gradients import own_gradients
 from ..algorithms.rounds import Released
@@ -208,31 +208,31 @@ class PriorLayers(OneRelease):
         fields: Fields = {**personal_fields(problem), **determined}
         return State(public, problem.client_store(fields))
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Trains with the plain ridge, and sends the rows of the M of every matrix, times
         ``scale``.
         """
         own, rows = self._before(c)
         return {RELEASE: self.length * rows}, own
 
-    def _before(self, c: Cohort) -> tuple[Own, Tensor]:
+    def _before(self, c: ClientBatch) -> tuple[Own, Tensor]:
         """Returns the clients' states after the first training, and their rows, unscaled."""
-        start = c.initial.expand(len(c.ids), -1)
+        start = c.initial.expand(len(c.clients), -1)
         own = c.keep(self._train(c, self.ridge), start)
         largest = max(part.width**2 for part in self.matrices(c.problem))
         size = max(1, _BLOCK // max(c.problem.dimension, largest))
         rows = []
         determined = []
-        for at in torch.arange(len(c.ids)).split(size):
-            of_piece, determined_of_piece = self._rows(c.problem, own["model"][at], c.ids[at])
+        for at in torch.arange(len(c.clients)).split(size):
+            of_piece, determined_of_piece = self._rows(c.problem, own["model"][at], c.clients[at])
             rows.append(of_piece)
             determined.append(determined_of_piece)
         own["determined"] = torch.cat(determined).to(own["determined"])
         return own, torch.cat(rows)
 
-    def _train(self, c: Cohort, lam: float | Precision) -> Tensor:
+    def _train(self, c: ClientBatch, lam: float | Precision) -> Tensor:
         """Trains from the public initial model, with a pull to it; returns the models (k, D)."""
-        start = c.initial.expand(len(c.ids), -1)
+        start = c.initial.expand(len(c.clients), -1)
         return c.train(self.local, start, lam=lam, anchor=start)
 
     def _rows(self, problem: Problem, models: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,12 +308,12 @@ class PriorLayers(OneRelease):
             new[f"directions/{part.name}"] = directions
         return new
 
-    def receive(self, c: Cohort) -> Own:
+    def receive(self, c: ClientBatch) -> Own:
         """Trains the clients once more, under the prior."""
         # every client trains again under the prior, if there is a signal above the noise
         return {**c.own, "model": self._again(c)}
 
-    def _again(self, c: Cohort) -> Tensor:
+    def _again(self, c: ClientBatch) -> Tensor:
         """Returns the models (k, D) under the prior.
 
         They are those of local training without a signal, or if training ends in numbers that are
@@ -342,7 +342,7 @@ class PriorLayers(OneRelease):
             blocks.append(PrecisionBlock(part, directions, strengths[:, :-1], strengths[:, -1]))
         return Precision(self.ridge, tuple(blocks))
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the clients' own models.
 
         A client that never took part trains twice, the second time under the prior.

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from .._check import Positive, Share
 from ..algorithms.base import Problem, Public, State
-from ..algorithms.cohort import Cohort, Own
+from ..algorithms.client_batch import ClientBatch, Own
 from ..algorithms.linear.evidence import ridges_of
 from ..algorithms.linear.solve import solve_regularized
 from ..algorithms.linear.stack import TaskAlgorithm, TaskLoss
@@ -229,7 +229,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
         store.scatter("model", everyone, tasks.fit(ridges)[:, None].expand(-1, replicates, -1))
         return State({"directions": directions, "excess": excess}, store)
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Sends the rows of the tasks, of their u_i and M_i, times ``scale``."""
         d = self.features(c.problem)
         fits = c.own["model"][:, 0]  # all replicates start from the same
@@ -240,7 +240,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
             rows = rows.expand(replicates, -1, -1)
         return {RELEASE: self.length * rows}, c.own
 
-    def _determined(self, c: Cohort) -> Iterator[Tensor]:
+    def _determined(self, c: ClientBatch) -> Iterator[Tensor]:
         """Yields B = H (H + ridge I)^-1 of every task before the release, without a bias."""
         d = self.features(c.problem)
         curvatures = self.tasks(c.problem).curvature(c.own["model"][:, 0])
@@ -313,7 +313,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
                 signal = signal + torch.diag(entry_signal(moment - signal.diagonal(), spread))
         return excess_of(signal)
 
-    def receive(self, c: Cohort) -> Own:
+    def receive(self, c: ClientBatch) -> Own:
         """Fits every task again, under the prior of its replicate."""
         # every task fits itself again in the replicates with a signal
         tasks = self.tasks(c.problem)

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from .._check import Count, Positive, Whole
 from ..algorithms.base import Algorithm, Problem, Public, State
-from ..algorithms.cohort import Cohort, Own
+from ..algorithms.client_batch import ClientBatch, Own
 from ..algorithms.fedavg import FedAvg
 from ..algorithms.linear.classes import fit_classes, flat, layers
 from ..algorithms.linear.data import Array, check_linear, records_of
@@ -145,7 +145,7 @@ class ProximalPoint(FedAvg):
         """Returns :class:`LocalAverage`, the average of models of a client's own records."""
         return LocalAverage()
 
-    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
         """Minimizes each client's proximal objective, or computes its vote in the last rounds."""
         problem = c.problem
         votes = c.round >= self._model_rounds(problem)
@@ -154,8 +154,8 @@ class ProximalPoint(FedAvg):
             name = self.released_name  # clients average the model that is released
         shared = c.public[name].double().cpu().numpy()
         bias = check_linear(problem)
-        rows = np.zeros((len(c.ids), problem.dimension + self._votes(problem)))
-        for place, client in enumerate(c.ids.tolist()):
+        rows = np.zeros((len(c.clients), problem.dimension + self._votes(problem)))
+        for place, client in enumerate(c.clients.tolist()):
             x, y = records_of(problem, client)
             if not len(x):
                 continue

@@ -15,7 +15,7 @@ import torch
 from flwr.app import RecordDict
 
 from .._files import claimed
-from ..algorithms.cohort import Own
+from ..algorithms.client_batch import Own
 from ..trainer.tensor_files import read_parts, write_parts
 from .messages import facts_of, tensors_of
 

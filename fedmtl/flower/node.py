@@ -16,7 +16,7 @@ from torch import Tensor
 from .._files import write_json
 from .._fingerprint import differing
 from ..algorithms.base import Problem, State
-from ..algorithms.cohort import Cohort, Own
+from ..algorithms.client_batch import ClientBatch, Own
 from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset
 from ..errors import ConfigError, DataError, ResumeError
@@ -140,7 +140,7 @@ class Node:
         if answer is None or self.account.pooled:
             with self.account.answer(step, asked) as (channel, receipt):
                 sent, changed = self.algorithm.client_update(
-                    self._cohort(content, own, step, channel)
+                    self._batch(content, own, step, channel)
                 )
                 # clipped here, and noised if rows have noise against the server
                 rows = {}
@@ -226,7 +226,7 @@ class Node:
         own, _ = self._state(content)
         folder = self._path(content).parent
         public = self._public(content)
-        row = self.algorithm.personal_models(Cohort(self.problem, ONE, public, own))
+        row = self.algorithm.personal_models(ClientBatch(self.problem, ONE, public, own))
         shared = self.algorithm.shared(State(public, self.first.private))
         scored = self._scored(row, shared, public)
         model = folder / "model.safetensors"
@@ -271,10 +271,10 @@ class Node:
         )
         return result
 
-    def _cohort(self, content: RecordDict, own: Own, round: int, channel: Rounds) -> Cohort:
-        """Returns the cohort of this one client in a round."""
+    def _batch(self, content: RecordDict, own: Own, round: int, channel: Rounds) -> ClientBatch:
+        """Returns the batch of this one client in a round."""
         public = self._public(content)
-        return Cohort(
+        return ClientBatch(
             self.problem,
             ONE,
             public,
@@ -354,7 +354,7 @@ class Node:
         own = answer.parts["after"]
         if type(self.algorithm).receive is RoundAlgorithm.receive:
             return own, answer
-        cohort = self._cohort(content, own, counted - 1, self.channel)
+        cohort = self._batch(content, own, counted - 1, self.channel)
         received = {**own, **self.algorithm.receive(cohort)}
         replace(answer, parts={**answer.parts, "received": received}).write(path)
         return received, answer

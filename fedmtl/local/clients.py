@@ -78,7 +78,7 @@ class PlannedStacks:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Clients of a round that are computed in one call.
+    """A piece of the cohort: clients that are computed in one call, and their planned stacks.
 
     Attributes:
         clients: int64 (k,), positions in the data.
@@ -118,7 +118,7 @@ def pieces_of(
     size: int,
     seed: int,
     round: int,
-    members: Tensor | None = None,
+    cohort: Tensor | None = None,
 ) -> Iterator[Piece]:
     """Divides clients into pieces, of which each has whole stacks of :func:`train_on_batches`.
 
@@ -130,12 +130,12 @@ def pieces_of(
         size: of a piece, which has one stack at least.
         seed: addresses the batches.
         round: addresses the batches.
-        members: see :func:`train_on_batches`.
+        cohort: see :func:`train_on_batches`.
 
     Yields:
         The pieces, of which those of the same planned stacks share their plan.
     """
-    for planned in _planned_stacks(data, solver, executor, clients, seed, round, members):
+    for planned in _planned_stacks(data, solver, executor, clients, seed, round, cohort):
         whole = max(1, size // planned.stack) * planned.stack
         for first in range(0, len(planned.clients), whole):
             stacks = slice(first, first + whole)
@@ -151,7 +151,7 @@ def train_on_batches(
     clients: Tensor,
     *,
     seed: int,
-    members: Tensor | None = None,
+    cohort: Tensor | None = None,
 ) -> Tensor:
     """Trains clients on batches of their examples, by local SGD.
 
@@ -163,13 +163,13 @@ def train_on_batches(
         executor: computes the stacks.
         clients: int64 (k,), positions in the data.
         seed: addresses the batches.
-        members: int64 (m,), all participants of the round, of whom these clients are a part; None:
+        cohort: int64 (m,), all participants of the round, of whom these clients are a part; None:
             all clients of the data.
 
     Returns:
         The models (k, D). That of a client without a local step is its start.
     """
-    stacks = _planned_stacks(run.data, run.solver, executor, clients, seed, run.round, members)
+    stacks = _planned_stacks(run.data, run.solver, executor, clients, seed, run.round, cohort)
     finished = chain.from_iterable(
         _train_stacks(run, executor, planned.stack, planned.plan, planned.order)
         for planned in stacks
@@ -185,13 +185,13 @@ def _planned_stacks(
     clients: Tensor,
     seed: int,
     round: int,
-    members: Tensor | None,
+    cohort: Tensor | None,
 ) -> Iterator[PlannedStacks]:
     """Yields the clients that make a local step, in blocks whose batches are planned at once."""
     counts = data.train.counts[clients]
     steps = solver.step_counts(counts)
     widths = batch_widths(counts, solver.batch_size)
-    lane = lanes(clients, members)
+    lane = lanes(clients, cohort)
     for width in widths[steps > 0].unique().tolist():
         alike = ((widths == width) & (steps > 0)).nonzero()[:, 0]
         grain, stack = stack_sizes(width, executor.chunk)

@@ -76,17 +76,17 @@ def stack_sizes(width: int, chunk: int) -> tuple[int, int]:
     return whole, chunk // whole * whole
 
 
-def lanes(clients: Tensor, members: Tensor | None) -> Tensor:
+def lanes(clients: Tensor, cohort: Tensor | None) -> Tensor:
     """Returns the lane of each client: its position among the participants of the round, modulo
     :data:`LANES`, int64 (k,).
 
     Args:
         clients: int64 (k,), positions in the data.
-        members: int64 (m,), the participants; None for all clients of the data.
+        cohort: int64 (m,), the participants; None for all clients of the data.
     """
     position = clients.cpu()
-    if members is not None:
-        ordered, order = torch.sort(members)
+    if cohort is not None:
+        ordered, order = torch.sort(cohort)
         position = order[torch.searchsorted(ordered, position)]
     return position % LANES
 

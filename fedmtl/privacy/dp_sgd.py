@@ -172,9 +172,9 @@ class LocalSteps:
         for client, row in zip(clients.tolist(), rows, strict=True):
             if self._made.get(client) != _digest(row):
                 raise PrivacyError(
-                    "A secure sum of gradients takes the rows that Cohort.gradient_sums returned "
-                    "in this round, unchanged, and got others: one record could move them by more "
-                    "than the clip norm. Scale the released sum in server_update."
+                    "A secure sum of gradients takes the rows that ClientBatch.gradient_sums "
+                    "returned in this round, unchanged, and got others: one record could move them "
+                    "by more than the clip norm. Scale the released sum in server_update."
                 )
 
     def _paid_sums(

@@ -36,11 +36,11 @@ class ReleasePlan:
         dimension: length d of the row that each client contributes.
         form: the released sum over the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``,
             sum_k w_k w_k^T, (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
-        from_training: True if the rows depend on private data only through ``Cohort.train``
-            or ``Cohort.gradient_sums``; under
+        from_training: True if the rows depend on private data only through ``ClientBatch.train``
+            or ``ClientBatch.gradient_sums``; under
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
-        trainings: calls of ``Cohort.train`` by one client in one step; under :class:`RecordPrivacy`
-            each of them is charged, and no more are made.
+        trainings: calls of ``ClientBatch.train`` by one client in one step; under
+            :class:`RecordPrivacy` each of them is charged, and no more are made.
         allocation: positive public weights of the steps, with mean 1: step t has the noise
             multiplier z / w_t, so a larger weight is a larger part of the budget and less noise.
             None: all equal.
@@ -50,7 +50,7 @@ class ReleasePlan:
             algorithm that ``accepts_empty_clients`` do. A client whose data are replaced by nothing
             then replaces its row by another.
         from_gradients: True if a client's row is a sum of gradients of its records, as
-            ``Cohort.gradient_sums`` returns them, and nothing else; a secure sum of
+            ``ClientBatch.gradient_sums`` returns them, and nothing else; a secure sum of
             :class:`RecordPrivacy` takes such rows.
         model: number of the coordinates that move a model, if others do not, such as votes.
             The reported noise on a model counts only these; the noise is on all. None: all of

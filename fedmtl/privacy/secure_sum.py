@@ -236,7 +236,7 @@ def whole_rows(name: str, rows: Tensor, width: float) -> np.ndarray:
     if not np.array_equal(cells, np.trunc(cells)):
         raise PrivacyError(
             f"Release {name!r} takes sums of clipped gradients on the grid of its noise, as "
-            "Cohort.gradient_sums returns them, and got other rows."
+            "ClientBatch.gradient_sums returns them, and got other rows."
         )
     whole: np.ndarray = cells.astype(np.int64)
     return whole

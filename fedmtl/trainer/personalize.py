@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm, Problem, State
-from ..algorithms.cohort import Cohort, Own
+from ..algorithms.client_batch import ClientBatch, Own
 from ..algorithms.finetune import Finetune, Personalization, settled, usual_of_linear_numbers
 from ..algorithms.linear.data import check_linear, is_linear
 from ..algorithms.local import Local
@@ -281,11 +281,11 @@ class ReleasedModel(RoundAlgorithm):
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({"model": problem.initial}, problem.client_store({}))
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own
 
-    def personal_models(self, c: Cohort) -> Tensor:
-        return c.public["model"].expand(len(c.ids), -1)
+    def personal_models(self, c: ClientBatch) -> Tensor:
+        return c.public["model"].expand(len(c.clients), -1)
 
     def shared(self, state: State) -> Tensor:
         return state.public["model"]
@@ -344,10 +344,10 @@ class FromZero(Local):
     """Local training of every client from zero parameters, in place of the given model. Nothing
     leaves a client."""
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         return c.train(self.local, torch.zeros_like(c.initial))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedmtl import FedAvg, FullParticipation, Trainer, models
-from fedmtl.algorithms import Cohort, Released
+from fedmtl.algorithms import ClientBatch, Released
 from fedmtl.audit.recording import RecordedRounds
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, SeededSource, open_channel
@@ -80,9 +80,9 @@ class _Client:
             )
             self.channel.record = []
 
-    def cohort(self, public, round: int):
+    def batch(self, public, round: int):
         own = self.store.gather_all(ONE)
-        return Cohort(
+        return ClientBatch(
             self.problem,
             ONE,
             public,
@@ -95,16 +95,16 @@ class _Client:
     def send(self, public, round: int):
         if self.problem.protects_records:
             self.channel.begin(round, self.channel.draw(round))
-        rows, own = self.algorithm.client_update(self.cohort(public, round))
+        rows, own = self.algorithm.client_update(self.batch(public, round))
         self.store.scatter_all(ONE, own)
         return rows
 
     def receive(self, public, round: int) -> None:
-        self.store.scatter_all(ONE, self.algorithm.receive(self.cohort(public, round)))
+        self.store.scatter_all(ONE, self.algorithm.receive(self.batch(public, round)))
 
     def model(self, public):
         return self.algorithm.personal_models(
-            Cohort(self.problem, ONE, public, self.store.gather_all(ONE))
+            ClientBatch(self.problem, ONE, public, self.store.gather_all(ONE))
         )[0]
 
 

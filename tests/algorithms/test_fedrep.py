@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedmtl import FedPer, FedRep, LocalOptimizer, LocalSGD, models
-from fedmtl.algorithms import Cohort
+from fedmtl.algorithms import ClientBatch
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
@@ -124,7 +124,7 @@ def test_frozen_coordinates_keep_every_bit(solver) -> None:
     moving[[0, 5, 38]] = True
     assert given.dimension == 39
     start = given.initial + 0.1 * torch.arange(5, dtype=torch.float64)[:, None]
-    c = Cohort(given, torch.arange(5), round=0)
+    c = ClientBatch(given, torch.arange(5), round=0)
     trained = c.train(solver, start, moving=moving, lam=0.5, anchor=given.initial)
     assert torch.equal(trained[:, ~moving], start[:, ~moving])
     assert bool((trained[:, moving] != start[:, moving]).all())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedmtl import Average, Finetune, LocalSGD, models
-from fedmtl.algorithms import Cohort
+from fedmtl.algorithms import ClientBatch
 from fedmtl.algorithms.own_gradients import FINETUNE_ROUND
 from fedmtl.audit.other_clients import replaced_client
 from fedmtl.errors import ConfigError
@@ -52,7 +52,9 @@ def test_steps_by_hand(kind: str) -> None:
 
 def test_without_a_pull_it_is_local_training() -> None:
     problem, solver = classification(), LocalSGD(lr=0.2, epochs=2, batch_size=4, proximal=True)
-    alone = Cohort(problem, everybody(problem), round=FINETUNE_ROUND).train(solver, problem.initial)
+    alone = ClientBatch(problem, everybody(problem), round=FINETUNE_ROUND).train(
+        solver, problem.initial
+    )
     found = Finetune(kind="vanilla", local=solver).train(
         problem, problem.initial, everybody(problem)
     )

@@ -89,12 +89,12 @@ def test_pieces_of_several_precisions_keep_the_digits_of_the_finest():
 
 
 @pytest.mark.parametrize(
-    ("members", "ranks"), [(None, [2, 5, 9]), ([9, 2, 7, 5], [1, 3, 0]), ([2, 5, 9], [0, 1, 2])]
+    ("cohort", "ranks"), [(None, [2, 5, 9]), ([9, 2, 7, 5], [1, 3, 0]), ([2, 5, 9], [0, 1, 2])]
 )
-def test_the_lane_of_a_client_follows_its_place_among_the_members(members, ranks):
-    if members is not None:
-        members = torch.tensor(members)
-    assert lanes(torch.tensor([2, 5, 9]), members).tolist() == [rank % LANES for rank in ranks]
+def test_the_lane_of_a_client_follows_its_place_in_the_cohort(cohort, ranks):
+    if cohort is not None:
+        cohort = torch.tensor(cohort)
+    assert lanes(torch.tensor([2, 5, 9]), cohort).tolist() == [rank % LANES for rank in ranks]
 
 
 def computed(data: FederatedDataset, solver: LocalSGD, clients: Tensor, chunk: int) -> int:

@@ -26,7 +26,7 @@ from fedmtl import (
     Scaffold,
     models,
 )
-from fedmtl.algorithms.cohort import AFTER, Cohort
+from fedmtl.algorithms.client_batch import AFTER, ClientBatch
 from fedmtl.local import Execution, Mixture, plan_batches
 from fedmtl.privacy import FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
@@ -154,8 +154,8 @@ def test_a_mixture_that_is_trained_stays_as_it_is() -> None:
     problem = problem_of(regression(clients=3), rounds=1)
     start = torch.ones(3, 4, dtype=problem.initial.dtype)
     mixture = Mixture(start.clone(), torch.full_like(start[:, 0], 0.5), adaptive=True)
-    cohort = Cohort(problem, torch.arange(3), round=0)
-    _, trained = cohort.train_mixture(STEPS, problem.initial, mixture)
+    c = ClientBatch(problem, torch.arange(3), round=0)
+    _, trained = c.train_mixture(STEPS, problem.initial, mixture)
     assert torch.equal(mixture.models, start)
     assert torch.equal(mixture.weights, torch.full_like(start[:, 0], 0.5))
     assert not torch.equal(trained.models, start)

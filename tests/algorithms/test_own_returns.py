@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedmtl import Buffered, FullParticipation, LocalSGD, PoissonSampling
-from fedmtl.algorithms import Cohort, Personalization, RoundAlgorithm, State
+from fedmtl.algorithms import ClientBatch, Personalization, RoundAlgorithm, State
 from fedmtl.algorithms.store import ClientStore
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import ReleasePlan
@@ -42,7 +42,7 @@ class Average(RoundAlgorithm):
         return {"w": public["w"] + released.values["step"].to(public["w"])}
 
     def personal_models(self, c):
-        return c.public["w"].expand(len(c.ids), -1)
+        return c.public["w"].expand(len(c.clients), -1)
 
 
 def with_functions(**functions):
@@ -152,8 +152,8 @@ def test_a_rank_computes_all_of_its_clients_by_their_positions_among_its_own():
     whole = replace(trainer(data=data).problem(), owner=owner, ranks=SimpleNamespace(rank=1))
     method = with_functions(all_at_once=True)
     store = ClientStore(4, {}, members=torch.tensor([1, 3]))
-    ((ids, c),) = method._pieces(Cohort(whole, torch.tensor([1, 3])), store)
-    assert (ids.tolist(), c.ids.tolist()) == ([1, 3], [0, 1])
+    ((ids, c),) = method._pieces(ClientBatch(whole, torch.tensor([1, 3])), store)
+    assert (ids.tolist(), c.clients.tolist()) == ([1, 3], [0, 1])
     assert c.problem.data.ids == (data.ids[1], data.ids[3])
 
 

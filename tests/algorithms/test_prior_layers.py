@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmtl import ClientPrivacy, PriorLayers, RecordPrivacy, Trainer, models
-from fedmtl.algorithms import Cohort, Problem, State
+from fedmtl.algorithms import ClientBatch, Problem, State
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
@@ -50,7 +50,7 @@ def prior(**settings: Any) -> PriorLayers:
 
 
 def alone(problem: Problem, algorithm: PriorLayers) -> Tensor:
-    c = Cohort(problem, torch.arange(problem.clients), round=0)
+    c = ClientBatch(problem, torch.arange(problem.clients), round=0)
     return c.train(algorithm.local, problem.initial, lam=algorithm.ridge, anchor=problem.initial)
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedmtl import ClientPrivacy, PoissonSampling, PriorLayers, PrivatePrior, models
-from fedmtl.algorithms import Cohort, Problem
+from fedmtl.algorithms import ClientBatch, Problem
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
@@ -135,7 +135,7 @@ def rows_of(algorithm: PrivatePrior | PriorLayers, problem: Problem) -> Tensor:
     """What all clients hand to the release."""
     state, clients = algorithm.init(problem), torch.arange(problem.clients)
     own = state.private.gather_all(clients)
-    (rows,) = algorithm.client_update(Cohort(problem, clients, state.public, own, round=0))[
+    (rows,) = algorithm.client_update(ClientBatch(problem, clients, state.public, own, round=0))[
         0
     ].values()
     return rows

@@ -38,7 +38,7 @@ class Watched(Scaffold):
     cohorts: list[list[int]] = []  # noqa: RUF012
 
     def client_update(self, c):
-        self.cohorts.append(c.ids.tolist())
+        self.cohorts.append(c.clients.tolist())
         return super().client_update(c)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedmtl import APFL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, LocalSGD, PFedMe, models
-from fedmtl.algorithms import Cohort
+from fedmtl.algorithms import ClientBatch
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FixedCohort, Rounds
 from tests.algorithms.harness import problem_of, run
@@ -35,7 +35,7 @@ def test_without_a_cap_it_is_the_mean_over_the_examples_of_the_cohort() -> None:
 
     class Watched(FedAvg):
         def local_update(self, c):
-            cohorts.append(c.ids.tolist())
+            cohorts.append(c.clients.tolist())
             return super().local_update(c)
 
     algorithm = Watched(local=SOLVER, weights="examples", server_lr=0.5)
@@ -78,7 +78,9 @@ def test_what_is_sent_is_what_uniform_weights_send_times_the_weight(kind: type[F
     rows = []
     for algorithm in (kind(local=SOLVER), kind(local=SOLVER, weights="examples", cap=9)):
         state, everyone = algorithm.init(problem), torch.arange(6)
-        c = Cohort(problem, everyone, state.public, state.private.gather_all(everyone), round=0)
+        c = ClientBatch(
+            problem, everyone, state.public, state.private.gather_all(everyone), round=0
+        )
         rows.append(algorithm.client_update(c)[0]["update"])
     weights = (problem.data.train.counts / 9).clamp(max=1.0)
     assert 0 < int((weights < 1).sum()) < 6

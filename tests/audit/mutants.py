@@ -41,7 +41,7 @@ from fedmtl import (
 )
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, SharedModel, starts
 from fedmtl.algorithms.base import Problem
-from fedmtl.algorithms.cohort import Cohort
+from fedmtl.algorithms.client_batch import ClientBatch
 from fedmtl.algorithms.linear import evidence
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
@@ -826,7 +826,7 @@ def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(records, "clipped_segment_sums", make)
 
 
-@_instead(Cohort, "_trained")
+@_instead(ClientBatch, "_trained")
 def _frozen_but_moved(original, self, run):
     """Every local training moves the first frozen tensor, which is in the models that the run gives out, too."""
     frozen = next(iter(self.problem.layout.frozen(self.problem.module).values()))
@@ -1442,7 +1442,7 @@ def _raw_local_start(original, self, problem, replicates=1):
     if self.one_at_a_time:
         next(iter(state.public.values())).add_(problem.data.train.x.double().mean())
         return state
-    trained = Cohort(problem, torch.tensor([0]), round=0).train(self.local, problem.initial)[0]
+    trained = ClientBatch(problem, torch.tensor([0]), round=0).train(self.local, problem.initial)[0]
     return replace(state, public={name: trained.clone() for name in state.public})
 
 
@@ -1454,7 +1454,7 @@ def _means_beside(original, self, problem, state, block, channel):
     return original(self, problem, state, block, channel)
 
 
-@_instead(Cohort, "_train_on_records")
+@_instead(ClientBatch, "_train_on_records")
 def _raw_gradients(original, self, run):
     """Local training on the records themselves, after the private run."""
     records = self.problem.data.train
@@ -1463,14 +1463,14 @@ def _raw_gradients(original, self, run):
     return (trained + 1e-3 * first).to(trained)
 
 
-@_instead(Cohort, "_trained")
+@_instead(ClientBatch, "_trained")
 def _models_mixed(original, self, run):
     """Every client's model has a thousandth of that of the client before it."""
     made = original(self, run)
     return torch.lerp(made, made.roll(1, 0), 1e-3)
 
 
-@_instead(Cohort, "_trained")
+@_instead(ClientBatch, "_trained")
 def _step_by_the_largest(original, self, run):
     """The step size is that of the longest record of any client."""
     longest = float(self.problem.data.train.x.norm(dim=1).max())

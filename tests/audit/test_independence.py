@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmtl import Execution, Trainer, models
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local
-from fedmtl.algorithms.cohort import Cohort
+from fedmtl.algorithms.client_batch import ClientBatch
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.audit import Finding
 from fedmtl.audit.independence import independence
@@ -232,7 +232,7 @@ class Leaking(PMTL):
 
     client_that_leaks: int
 
-    def client_update(self, c: Cohort) -> Any:
+    def client_update(self, c: ClientBatch) -> Any:
         sent, kept = super().client_update(c)
         data, client = c.problem.data.train, self.client_that_leaks
         mean = data.x[data.offsets[client] : data.offsets[client + 1]].double().mean()

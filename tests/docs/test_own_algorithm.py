@@ -48,7 +48,7 @@ def test_rounds_of_it_by_hand(mine: Path) -> None:
 
     class Watched(kind):  # type: ignore[misc, valid-type]
         def client_update(self, c):  # type: ignore[no-untyped-def]
-            cohorts.append(c.ids.tolist())
+            cohorts.append(c.clients.tolist())
             return super().client_update(c)
 
     state = run(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmtl import Execution, LocalSGD, local
-from fedmtl.algorithms import Cohort
+from fedmtl.algorithms import ClientBatch
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Executor, Layout
 from fedmtl.local.clients import Piece, _models, pieces_of, train_on_batches
@@ -54,12 +54,12 @@ def test_a_client_without_a_step_keeps_its_start(start):
     assert torch.equal(models[1], trained[0])
 
 
-def test_a_part_of_a_cohort_has_the_starts_of_its_clients():
+def test_a_part_of_a_batch_has_the_starts_of_its_clients():
     models = torch.arange(8.0).reshape(2, 4)
-    ids = torch.tensor([3, 5, 9])
-    cohort = Cohort(problem(1), ids, {"global": models}, starts=torch.tensor([1, 0, 1]))
-    assert torch.equal(cohort.part(torch.tensor([2, 1])).shared, models[[1, 0]])
-    assert torch.equal(cohort.of(Piece(torch.tensor([9, 3, 5])), {}).shared, models[[1, 1, 0]])
+    clients = torch.tensor([3, 5, 9])
+    batch = ClientBatch(problem(1), clients, {"global": models}, starts=torch.tensor([1, 0, 1]))
+    assert torch.equal(batch.part(torch.tensor([2, 1])).shared, models[[1, 0]])
+    assert torch.equal(batch.of(Piece(torch.tensor([9, 3, 5])), {}).shared, models[[1, 1, 0]])
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 16])
@@ -72,7 +72,7 @@ def test_a_piece_has_the_models_of_a_training_by_itself_whatever_the_solver(chun
         pieces_of(whole.data, solver, whole.executor, clients, size=1, seed=whole.seed, round=3)
     )
     assert len(pieces) > 1 or chunk > len(COUNTS)
-    mine = Cohort(whole, clients, {"global": whole.initial}, round=3)
+    mine = ClientBatch(whole, clients, {"global": whole.initial}, round=3)
     cases = [(solver, 3), (LocalSGD(lr=0.1, batch_size=4, epochs=2), 3), (solver, 4)]
     for used, number in cases:
         mine = replace(mine, round=number)

@@ -40,7 +40,7 @@ from fedmtl import (
     load_data,
     models,
 )
-from fedmtl.algorithms import cohort
+from fedmtl.algorithms import ClientBatch
 from fedmtl.cli.main import main
 from fedmtl.cli.run import unlike
 from fedmtl.cli.words import understood
@@ -400,7 +400,7 @@ def test_steps_minimize_the_local_objective(classes: bool) -> None:
         data, rounds=1, **{"model": models.softmax_regression(), "loss": "auto"} if classes else {}
     )
     w = np.linspace(-1, 1, problem.dimension)
-    c = cohort.Cohort(problem, torch.arange(3), {"global": torch.from_numpy(w)}, round=0)
+    c = ClientBatch(problem, torch.arange(3), {"global": torch.from_numpy(w)}, round=0)
     sent = ProximalPoint(mu=0.2, steps=500).local_update(c)[0]
     for client in range(3):
         own = slice(*data.train.offsets[client : client + 2].tolist())

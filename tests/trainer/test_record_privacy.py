@@ -137,8 +137,8 @@ class _TwoAtOnce(FedAvg):
     """Trains two models of every client in one call."""
 
     def client_update(self, c):
-        both = replace(c, ids=torch.cat([c.ids, c.ids])).train(self.local, c.shared)
-        return {"update": both[: len(c.ids)] - both[len(c.ids) :]}, c.own
+        both = replace(c, clients=torch.cat([c.clients, c.clients])).train(self.local, c.shared)
+        return {"update": both[: len(c.clients)] - both[len(c.clients) :]}, c.own
 
 
 @pytest.mark.parametrize("chunk", [2, CLIENTS, 2 * CLIENTS])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..base import Problem, State
-from ..cohort import Cohort, Own
+from ..client_batch import ClientBatch, Own
 from ..rounds import RoundAlgorithm
 from .algorithm import LinearAlgorithm
 from .data import LinearData, LinearLoss, prepared
@@ -155,7 +155,7 @@ class TaskAlgorithm(LinearAlgorithm, RoundAlgorithm):
         """Returns the models (n, R, D) float64 of tasks with the states ``own``, in all runs."""
         return own["model"]
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the models of the tasks in replicate 0."""
         return self.fits(c.own)[:, 0].to(c.initial)
 

@@ -63,7 +63,7 @@ from ...privacy import BoundSampler, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ..base import Problem, Public, State
-from ..cohort import Cohort, Own
+from ..client_batch import ClientBatch, Own
 from ..linear.stack import TaskAlgorithm, TaskLoss
 from ..local_fit import LocalFit
 from ..rounds import Released
@@ -243,7 +243,7 @@ class MPMTL(TaskAlgorithm):
         store.scatter_all(torch.arange(problem.clients), first)
         return State({"covariance": covariance, "map": covariance.clone()}, store)
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Sends the tasks' models without a bias, see :meth:`sent_rows`."""
         # Step 3: every task sends its model without a bias. The release clips the models, adds up
         # their products and adds noise.
@@ -260,7 +260,7 @@ class MPMTL(TaskAlgorithm):
         threshold = self._step_size(problem) * self.lam
         return {"covariance": covariance, "map": map_of(covariance, form, threshold)}
 
-    def receive(self, c: Cohort) -> Own:
+    def receive(self, c: ClientBatch) -> Own:
         """Projects the tasks' own models by M, and takes their gradient steps."""
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its
         # own data. Products are of replicates (R, k, D), the store has (k, R, D).
@@ -283,7 +283,7 @@ class MPMTL(TaskAlgorithm):
             new["own_projected"] = q
         return {name: value.transpose(0, 1) for name, value in new.items()}
 
-    def projected_rows(self, c: Cohort) -> Tensor:
+    def projected_rows(self, c: ClientBatch) -> Tensor:
         """Returns the models that the tasks project, without a bias: (R, k, d).
 
         They are the tasks' own, and never leave them. In the published form of the method they are
@@ -294,7 +294,7 @@ class MPMTL(TaskAlgorithm):
         """
         return c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
 
-    def sent_rows(self, c: Cohort) -> Tensor:
+    def sent_rows(self, c: ClientBatch) -> Tensor:
         """Returns the same models as rows of the release: (R, k, d), or (k, d) of a single run.
 
         Args:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.cohort import AFTER, Cohort
+from ...algorithms.client_batch import AFTER, ClientBatch
 from ...algorithms.problem import Problem
 from ...data.examples import Examples
 from ...data.rows import offsets_of, select
@@ -88,7 +88,7 @@ def _paths(
         select(problem.data.train.x, index), select(problem.data.train.y, index), offsets_of(counts)
     )
     data = replace(problem.data, train=part, verify=False)
-    c = Cohort(
+    c = ClientBatch(
         replace(problem, data=data, protects_records=False, tally=None),
         clients,
         round=_AVERAGE_ROUND,

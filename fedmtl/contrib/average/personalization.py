@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..._check import Range
 from ...algorithms.base import Problem, Public
-from ...algorithms.cohort import Cohort, Own
+from ...algorithms.client_batch import ClientBatch, Own
 from ...algorithms.finetune import Personalization
 from ...algorithms.linear.data import check_linear, prepared, probe_linear, records_of
 from ...algorithms.local import Local
@@ -264,26 +264,26 @@ class LocalAverage(RoundAlgorithm):
     colour = Local.colour
     fitted_once = True
 
-    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
         """Sends nothing; the models follow from the records alone."""
         return {}, c.own
 
-    def personal_models(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the averages of the models of each client's own records, (k, D)."""
         if is_of_numbers(c.problem.loss):
             return _own_models(c)
-        return Average(noise=math.inf).train(c.problem, c.initial, c.ids)
+        return Average(noise=math.inf).train(c.problem, c.initial, c.clients)
 
 
-def _own_models(c: Cohort) -> Tensor:
+def _own_models(c: ClientBatch) -> Tensor:
     """Returns the averages of clients' own models for a loss of Huber, of a quantile or of counts,
     (k, D). A client without training records, or with a model that is not finite, has the initial
     one."""
     problem = c.problem
     bias = probe_linear(problem.module, problem.data.spec.shape)
     high = high_of(problem)
-    models = c.initial.expand(len(c.ids), -1).clone()
-    for place, client in enumerate(c.ids.tolist()):
+    models = c.initial.expand(len(c.clients), -1).clone()
+    for place, client in enumerate(c.clients.tolist()):
         x, y = records_of(problem, client)
         if not len(x):
             continue

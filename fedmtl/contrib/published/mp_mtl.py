@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..._check import NonNegative
 from ...algorithms.base import Problem
-from ...algorithms.cohort import Cohort
+from ...algorithms.client_batch import ClientBatch
 from ...algorithms.mp_mtl.algorithm import MPMTL, RELEASE
 from ...algorithms.mp_mtl.sharing import Momentum
 from ...errors import PrivacyError
@@ -78,7 +78,7 @@ class PublishedMPMTL(MPMTL):
                 raise PrivacyError(f"mp_mtl_published {accepted}, not {settings.mechanism!r}.")
         return super().resolve_auto(problem, schedule, privacy)
 
-    def projected_rows(self, c: Cohort) -> Tensor:
+    def projected_rows(self, c: ClientBatch) -> Tensor:
         """Returns the clipped models without a bias, (R, k, d), as the paper projects them."""
         clipped = c.clip(RELEASE, self.sent_rows(c))
         return clipped.reshape(super().projected_rows(c).shape)

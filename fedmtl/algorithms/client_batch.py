@@ -1,4 +1,4 @@
-"""A cohort: the clients of a round that one process computes, and their local training."""
+"""A batch of clients: those of a cohort that are computed in one call, and their local training."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ Own = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """Clients of a round, or the client of an activation, that are computed in one call.
+class ClientBatch:
+    """A batch of clients: some clients of a round's cohort, which are computed in one call.
 
-    They may read the public state, their own tensors and their own examples, and nothing else: a
-    client's numbers do not depend on the other clients of the cohort.
+    The cohort of a round is divided into batches of clients (:meth:`.problem.Problem.pieces`); the
+    messages of all of them are released together. The clients may read the public state, their own
+    tensors and their own examples, and nothing else: a client's numbers depend neither on the other
+    clients of the batch nor on the division.
 
     Attributes:
-        problem: the data and the model; only the examples of ``ids`` are read.
-        ids: int64 (k,), positions of the clients in the data.
+        problem: the data and the model; only the examples of ``clients`` are read.
+        clients: int64 (k,), positions of the clients in the data.
         public: the public state, not to be changed.
         own: the clients' states, their rows of the store; not to be changed in place.
         round: number of the round, from 0; it addresses batches and dropout masks. :data:`AFTER`
@@ -47,7 +49,7 @@ class Cohort:
         clips: the clip of each release in this round, by name; None for one that does not clip. It
             is for clients that remember their messages.
         charged_steps: of DP-SGD, for this round, if single records are protected; else None.
-        members: int64 (m,), all participants of the round; None: all clients of the data. A place
+        cohort: int64 (m,), all participants of the round; None: all clients of the data. A place
             among them determines a lane in a stack (:mod:`fedmtl.local.stacking`), and no number.
         starts: int64 (k,), the rows of the public state's ``"global"`` from which the clients
             start; None: all from the whole of it.
@@ -56,7 +58,7 @@ class Cohort:
     Example:
         >>> import torch
         >>> from fedmtl import FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
-        >>> from fedmtl.algorithms import Cohort
+        >>> from fedmtl.algorithms import ClientBatch
         >>> trainer = Trainer(
         ...     algorithm=FedAvg(),
         ...     data=load_data("digits", clients=4),
@@ -67,19 +69,19 @@ class Cohort:
         ...     progress=False,
         ... )
         >>> problem = trainer.problem()
-        >>> c = Cohort(problem, ids=torch.tensor([0, 3]), public={"global": problem.initial})
+        >>> c = ClientBatch(problem, torch.tensor([0, 3]), public={"global": problem.initial})
         >>> c.train(LocalSGD(lr=0.1), c.shared).shape
         torch.Size([2, 650])
     """
 
     problem: Problem
-    ids: Tensor
+    clients: Tensor
     public: Mapping[str, Tensor] = field(default_factory=dict)
     own: Own = field(default_factory=dict)
     round: int = AFTER
     clips: Mapping[str, Clip | None] = field(default_factory=dict)
     charged_steps: LocalSteps | None = None
-    members: Tensor | None = None
+    cohort: Tensor | None = None
     starts: Tensor | None = None
     piece: Piece | None = None
 
@@ -102,7 +104,7 @@ class Cohort:
     @property
     def examples(self) -> Tensor:
         """Returns the clients' numbers of training examples, int64 (k,)."""
-        return self.problem.data.train.counts[self.ids]
+        return self.problem.data.train.counts[self.clients]
 
     def steps(self, solver: LocalSolver) -> Tensor:
         """Returns the numbers of local steps of the clients in one training.
@@ -114,7 +116,7 @@ class Cohort:
             int64 (k,).
         """
         if self.charged_steps is not None:
-            return self.charged_steps.steps(self.ids)
+            return self.charged_steps.steps(self.clients)
         return solver.step_counts(self.examples)
 
     @property
@@ -122,20 +124,20 @@ class Cohort:
         """Returns the places of the clients that never took part, int64 on the host."""
         return (~self.own["seen"]).cpu().nonzero()[:, 0]
 
-    def of(self, piece: Piece, own: Own) -> Cohort:
+    def of(self, piece: Piece, own: Own) -> ClientBatch:
         """Returns some of the clients, with their states as a store has them.
 
         Args:
-            piece: of the clients, whose ids are in ascending order.
+            piece: of the clients, in ascending order.
             own: their states.
         """
         starts = self.starts
         if starts is not None:
-            starts = starts[torch.searchsorted(self.ids, piece.clients)]
-        return replace(self, ids=piece.clients, own=own, starts=starts, piece=piece)
+            starts = starts[torch.searchsorted(self.clients, piece.clients)]
+        return replace(self, clients=piece.clients, own=own, starts=starts, piece=piece)
 
-    def part(self, places: Tensor) -> Cohort:
-        """Returns some of the clients, with their states in this cohort.
+    def part(self, places: Tensor) -> ClientBatch:
+        """Returns some of the clients, with their states in this batch.
 
         Args:
             places: int64 (j,) on the host, places among the k clients.
@@ -144,7 +146,7 @@ class Cohort:
         starts = self.starts
         if starts is not None:
             starts = starts[places]
-        return replace(self, ids=self.ids[places], own=own, starts=starts)
+        return replace(self, clients=self.clients[places], own=own, starts=starts)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
         """Clips the rows of clients as a release counts them, for clients that remember them.
@@ -312,9 +314,9 @@ class Cohort:
         # the step size has no effect, as nothing is trained
         run = LocalTraining(problem.data, problem.loss, LocalSGD(lr=1.0), self.round, models)
         if problem.protects_records:
-            parts = clipped_gradient_sums(run, problem.executor, self.ids, self._needed_steps())
+            parts = clipped_gradient_sums(run, problem.executor, self.clients, self._needed_steps())
         else:
-            parts = plain_sums(run, problem.executor, self.ids, plan, problem.seed)
+            parts = plain_sums(run, problem.executor, self.clients, plan, problem.seed)
         return torch.cat([sums.clone() for sums in parts])
 
     def _needed_steps(self) -> LocalSteps:
@@ -322,7 +324,7 @@ class Cohort:
         if self.charged_steps is None:
             raise PrivacyError(
                 "Single records are protected, and these clients have no local steps that the "
-                "ledger has charged: train in RoundAlgorithm.client_update, by its cohort."
+                "ledger has charged: train in RoundAlgorithm.client_update, by its ClientBatch."
             )
         return self.charged_steps
 
@@ -335,20 +337,20 @@ class Cohort:
         problem = self.problem
         if problem.protects_records:
             models = self._train_on_records(run)
-        elif self.piece is not None and self.piece.trains(run, self.ids):
+        elif self.piece is not None and self.piece.trains(run, self.clients):
             models = self.piece.train(run, problem.executor)
         else:
             models = train_on_batches(
-                run, problem.executor, self.ids, seed=problem.seed, members=self.members
+                run, problem.executor, self.clients, seed=problem.seed, cohort=self.cohort
             )
         tally = problem.tally
         # personal models are no local trainings of a round
         if tally is None or self.round == AFTER:
             return models
-        tally.trained += len(self.ids)
+        tally.trained += len(self.clients)
         tally.diverged += int(not_finite(models))
         if run.mixture is not None and not problem.protects_records:
-            tally.trained += len(self.ids)
+            tally.trained += len(self.clients)
             tally.diverged += int(not_finite(run.mixture.models))
         return models
 
@@ -358,8 +360,8 @@ class Cohort:
             measured = "A pull that is measured on a client's records"
             raise ConfigError(f"{measured} has no release; use privacy=client.")
         if self.round == AFTER:
-            return run.start.to(self.initial).expand(len(self.ids), -1).clone()
-        return train_on_records(run, self.problem.executor, self.ids, self._needed_steps())
+            return run.start.to(self.initial).expand(len(self.clients), -1).clone()
+        return train_on_records(run, self.problem.executor, self.clients, self._needed_steps())
 
 
 def personal_fields(problem: Problem) -> Fields:
