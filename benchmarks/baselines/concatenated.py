@@ -15,8 +15,8 @@ from torch import Tensor
 from fedmtl import LocalSGD
 from fedmtl.algorithms import (
     ClientBatch,
+    ClientStates,
     ClientStore,
-    Own,
     Problem,
     Released,
     RoundAlgorithm,
@@ -50,10 +50,10 @@ class ConcatenatedModels(RoundAlgorithm):
         models = problem.initial.expand(problem.clients, -1).clone()
         return State({"models": models}, ClientStore(problem.clients, {}))
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         place, models = c.clients.to(c.initial.device), c.public["models"]
         start = models[place]
-        return {"update": blocks(c.train(self.local, start) - start, place, len(models))}, c.own
+        return {"update": blocks(c.train(self.local, start) - start, place, len(models))}, c.states
 
     def server_update(
         self, problem: Problem, public: Mapping[str, Tensor], released: Released

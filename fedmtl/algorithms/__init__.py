@@ -4,7 +4,7 @@ from .._check import Count, NonNegative, Positive, Share
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .base import Algorithm, Problem, State
-from .client_batch import ClientBatch, Own, personal_fields
+from .client_batch import ClientBatch, ClientStates, personal_fields
 from .clusters import IFCA, ClusteredPMTL
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
@@ -36,6 +36,7 @@ __all__ = [
     "Algorithm",
     "AsyncLearner",
     "ClientBatch",
+    "ClientStates",
     "ClientStore",
     "ClusteredPMTL",
     "Count",
@@ -49,7 +50,6 @@ __all__ = [
     "Local",
     "LocalFit",
     "NonNegative",
-    "Own",
     "PFedMe",
     "PeerToPeer",
     "Personalization",

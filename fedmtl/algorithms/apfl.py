@@ -29,7 +29,7 @@ from .._check import Share
 from .._devices import on_device
 from ..local import Mixture
 from .base import Problem
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .shared_model import SharedModel
 from .store import Fields
 
@@ -76,30 +76,30 @@ class APFL(SharedModel):
         """Adds each client's ``alpha`` to its personal model: one number."""
         return {"alpha": ((), problem.initial.dtype)}
 
-    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:
         """Trains a copy of the shared model, whose change is sent, and the mixture, which stays."""
-        start = c.models(c.initial)
+        start = c.last_models(c.initial)
         mixture = Mixture(start, self._weights(c), self.adaptive)
         models, mixture = c.train_mixture(self.local, c.shared, mixture)
         return models - c.shared, c.keep(mixture.models, start) | {"alpha": mixture.weights}
 
     def _weights(self, c: ClientBatch) -> Tensor:
         """Returns the clients' alpha (k,); the initial one for new clients."""
-        return torch.where(c.own["seen"], c.own["alpha"], self.alpha)
+        return torch.where(c.states["seen"], c.states["alpha"], self.alpha)
 
     def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the mixtures.
 
         A client that never took part trains its own part once, from the public initial model.
         """
-        models = c.models(c.initial)
+        models = c.last_models(c.initial)
         weights = self._weights(c)
-        new = c.new
-        if len(new):
-            place = on_device(new, models.device)
+        newcomers = c.newcomers
+        if len(newcomers):
+            place = on_device(newcomers, models.device)
             mixture = Mixture(models[place], weights[place], self.adaptive)
             # nothing of it is sent, so records need no noise
-            private = replace(c.part(new), problem=replace(c.problem, protects_records=False))
+            private = replace(c.part(newcomers), problem=replace(c.problem, protects_records=False))
             _, mixture = private.train_mixture(self.local, c.shared, mixture)
             models = models.index_copy(0, place, mixture.models)
             weights = weights.index_copy(0, place, mixture.weights)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 AFTER = 2**32 - 1
 """The round number, for batches, of local training after all rounds, for personal models."""
 
-Own = dict[str, Tensor]
-"""The clients' own states, by name: (k, *shape) each, rows in the order of the clients."""
+ClientStates = dict[str, Tensor]
+"""The states of clients, by name: (k, *shape) each, rows in the order of the clients."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ClientBatch:
         problem: the data and the model; only the examples of ``clients`` are read.
         clients: int64 (k,), positions of the clients in the data.
         public: the public state, not to be changed.
-        own: the clients' states, their rows of the store; not to be changed in place.
+        states: the clients' states, their rows of the store; not to be changed in place.
         round: number of the round, from 0; it addresses batches and dropout masks. :data:`AFTER`
             for personal models, for which nothing is sent.
         clips: the clip of each release in this round, by name; None for one that does not clip. It
@@ -77,7 +77,7 @@ class ClientBatch:
     problem: Problem
     clients: Tensor
     public: Mapping[str, Tensor] = field(default_factory=dict)
-    own: Own = field(default_factory=dict)
+    states: ClientStates = field(default_factory=dict)
     round: int = AFTER
     clips: Mapping[str, Clip | None] = field(default_factory=dict)
     charged_steps: LocalSteps | None = None
@@ -120,21 +120,21 @@ class ClientBatch:
         return solver.step_counts(self.examples)
 
     @property
-    def new(self) -> Tensor:
-        """Returns the places of the clients that never took part, int64 on the host."""
-        return (~self.own["seen"]).cpu().nonzero()[:, 0]
+    def newcomers(self) -> Tensor:
+        """Returns the places of the clients that never took part in a round, int64 on the host."""
+        return (~self.states["seen"]).cpu().nonzero()[:, 0]
 
-    def of(self, piece: Piece, own: Own) -> ClientBatch:
+    def of(self, piece: Piece, states: ClientStates) -> ClientBatch:
         """Returns some of the clients, with their states as a store has them.
 
         Args:
             piece: of the clients, in ascending order.
-            own: their states.
+            states: of these clients.
         """
         starts = self.starts
         if starts is not None:
             starts = starts[torch.searchsorted(self.clients, piece.clients)]
-        return replace(self, clients=piece.clients, own=own, starts=starts, piece=piece)
+        return replace(self, clients=piece.clients, states=states, starts=starts, piece=piece)
 
     def part(self, places: Tensor) -> ClientBatch:
         """Returns some of the clients, with their states in this batch.
@@ -142,11 +142,11 @@ class ClientBatch:
         Args:
             places: int64 (j,) on the host, places among the k clients.
         """
-        own = {name: rows[on_device(places, rows.device)] for name, rows in self.own.items()}
+        states = {name: rows[on_device(places, rows.device)] for name, rows in self.states.items()}
         starts = self.starts
         if starts is not None:
             starts = starts[places]
-        return replace(self, clients=self.clients[places], own=own, starts=starts)
+        return replace(self, clients=self.clients[places], states=states, starts=starts)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
         """Clips the rows of clients as a release counts them, for clients that remember them.
@@ -169,22 +169,22 @@ class ClientBatch:
 
     # Personal models, in a store with the fields of personal_fields
 
-    def models(self, first: Tensor) -> Tensor:
-        """Returns the clients' own last models, (k, D).
+    def last_models(self, first: Tensor) -> Tensor:
+        """Returns the personal models as the clients' last participations left them, (k, D).
 
-        The tensor may be ``own["model"]`` itself.
+        The tensor may be ``states["model"]`` itself.
 
         Args:
             first: (D,) or (k, D), the models of clients that never took part.
         """
-        rows = self.own["model"]
-        took_part = self.own["seen"]
+        rows = self.states["model"]
+        took_part = self.states["seen"]
         # off the CPU to ask is to wait
         if took_part.device.type == "cpu" and bool(took_part.all()):
             return rows
         return torch.where(took_part[:, None], rows, first)
 
-    def keep(self, models: Tensor, start: Tensor) -> Own:
+    def keep(self, models: Tensor, start: Tensor) -> ClientStates:
         """Returns the states of clients after a training.
 
         A client whose model is no longer finite keeps its start.
@@ -196,7 +196,7 @@ class ClientBatch:
         Returns:
             The fields of :func:`personal_fields`, and the other fields of the clients as they were.
         """
-        seen = torch.ones_like(self.own["seen"])
+        seen = torch.ones_like(self.states["seen"])
         trained = torch.ones_like(seen)  # a tensor of its own: a store takes both without a copy
         # a sum is a cheap first look: it is never finite by chance, and rarely overflows; off the
         # CPU to look is to wait
@@ -204,18 +204,19 @@ class ClientBatch:
         if not look or not bool(torch.isfinite(models.sum(1)).all()):
             finite = torch.isfinite(models).all(1)
             models = torch.where(finite[:, None], models, start)
-            trained = self.own["trained"] | finite
-        return self.own | {"model": models, "seen": seen, "trained": trained}
+            trained = self.states["trained"] | finite
+        return self.states | {"model": models, "seen": seen, "trained": trained}
 
-    def personal(self, first: Tensor) -> Tensor:
-        """Returns the clients' own models, (k, D).
+    def with_newcomers(self, models: Tensor) -> Tensor:
+        """Returns the clients' last models with models for those that never took part, (k, D).
 
         Args:
-            first: (j, D), the models of the clients :attr:`new` that never took part.
+            models: (j, D), of the clients :attr:`newcomers`.
         """
-        if not len(first):
-            return self.own["model"]
-        return self.own["model"].index_copy(0, on_device(self.new, first.device), first)
+        last = self.states["model"]
+        if not len(models):
+            return last
+        return last.index_copy(0, on_device(self.newcomers, last.device), models)
 
     # Local training
 

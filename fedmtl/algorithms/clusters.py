@@ -40,7 +40,7 @@ from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from ..random import derive_key, keyed_generator
 from .base import Problem, Public, State
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .losses import own_losses
 from .rounds import Released
 from .shared_model import SharedModel
@@ -165,13 +165,13 @@ class ClusteredPMTL(SharedModels):
         means = problem.initial.expand(len(self._names()), -1).clone()
         return State({"global": means}, self.client_store(problem))
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Trains with a pull to the mean of the client's cluster; sends the difference in the block
         of that cluster, (k, clusters D).
         """
         # PMTL with the mean of the client's own cluster
         cluster, mean = self._means(c)
-        start = c.models(mean)
+        start = c.last_models(mean)
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
         return {"update": blocks(models - mean, cluster, len(c.shared))}, c.keep(models, start)
 
@@ -185,7 +185,7 @@ class ClusteredPMTL(SharedModels):
         sizes = torch.bincount(self.cluster_of(problem), minlength=len(self._names()))
         return problem.clients / sizes.clamp(min=1).double()  # of the cohort, in expectation
 
-    def new(self, c: ClientBatch) -> Tensor:
+    def newcomer_models(self, c: ClientBatch) -> Tensor:
         """Returns the personal models (k, D) of clients that never took part.
 
         Each is trained once from the mean of its client's cluster.
@@ -255,14 +255,14 @@ class IFCA(SharedModels):
         # a client without records, or whose losses are all NaN, chooses the first
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Trains the model that each client chooses; sends its change in the block of that model,
         (k, C D).
         """
         chosen = self.choice(c.problem, c.shared, c.clients)
         start = c.shared[chosen]
         updates = c.train(self.local, start) - start
-        return {"update": blocks(updates, chosen, self.clusters)}, c.own
+        return {"update": blocks(updates, chosen, self.clusters)}, c.states
 
     def rates(self, problem: Problem) -> Tensor:
         """Returns C for every model: each is chosen by a C-th of the cohort, if all are alike."""

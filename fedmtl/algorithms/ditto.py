@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .._check import NonNegative
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .shared_model import SharedModel
 
 
@@ -60,9 +60,9 @@ class Ditto(SharedModel):
     keeps = True
     trainings = 2
 
-    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:
         """Trains the shared model, whose change is sent, and then the personal one, which stays."""
-        start = c.models(c.initial)
+        start = c.last_models(c.initial)
         # the global model's training is sent, that of the personal model stays with the client
         update = c.train(self.local, c.shared) - c.shared
         models = c.train(self.local, start, lam=self.lam, anchor=c.shared)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._check import NonNegative
 from .base import Problem, Public, State
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .rounds import Released
 from .shared_model import SharedModel
 
@@ -92,12 +92,12 @@ class FedAvg(SharedModel):
         """Returns the released model for every client, (k, D): a view of one row."""
         return c.public[self.released_name].expand(len(c.clients), -1)
 
-    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:
         """Trains the shared model on each client's data; clients keep no state."""
         shared = c.shared
         models = c.train(self.local, shared, lam=self.pull, anchor=shared)
         # in place: they are this call's own, and fresh memory would cost more than the difference
-        return models.sub_(shared), c.own
+        return models.sub_(shared), c.states
 
 
 @dataclass(frozen=True, kw_only=True)

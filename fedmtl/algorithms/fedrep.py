@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from ..local import LocalSolver, check_names
 from ..privacy import BoundSampler, ReleasePlan
 from .base import Problem, Public
-from .client_batch import ClientBatch, Own, personal_fields
+from .client_batch import ClientBatch, ClientStates, personal_fields
 from .rounds import Released
 from .shared_model import SharedModel
 from .store import Fields
@@ -127,14 +127,14 @@ class FedRep(SharedModel):
         del fields["model"]
         return fields
 
-    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:
         """Trains the head and then the representation, whose change is sent."""
         shared = self.shared_places(c.problem)
         start = self._models(c, shared)
         models = self._train(c, start, shared)
-        own = c.keep(models, start)
-        own["head"] = own.pop("model")[:, _numbers(~shared, models)]
-        return (models - start)[:, _numbers(shared, models)], own
+        states = c.keep(models, start)
+        states["head"] = states.pop("model")[:, _numbers(~shared, models)]
+        return (models - start)[:, _numbers(shared, models)], states
 
     def _train(self, c: ClientBatch, start: Tensor, shared: Tensor) -> Tensor:
         """Trains the head with the received representation, then the representation: (k, D)."""
@@ -163,11 +163,11 @@ class FedRep(SharedModel):
             (k, D).
         """
         shared = self.shared_places(c.problem)
-        new = c.new
+        newcomers = c.newcomers
         models = self._models(c, shared)
-        if len(new) and not bool(shared.all()):
-            place = on_device(new, models.device)
-            models[place] = self._train_head(c.part(new), models[place], shared)
+        if len(newcomers) and not bool(shared.all()):
+            place = on_device(newcomers, models.device)
+            models[place] = self._train_head(c.part(newcomers), models[place], shared)
         return models
 
     def _models(self, c: ClientBatch, shared: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class FedRep(SharedModel):
         """
         models = c.shared.expand(len(c.clients), -1).clone()
         head = _numbers(~shared, models)
-        models[:, head] = torch.where(c.own["seen"][:, None], c.own["head"], c.initial[head])
+        models[:, head] = torch.where(c.states["seen"][:, None], c.states["head"], c.initial[head])
         return models
 
 

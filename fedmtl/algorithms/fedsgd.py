@@ -23,7 +23,7 @@ from .._check import Count, Rate
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ClientPrivacy, GradientPlan, ReleasePlan
 from .base import Problem, Public
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .fedavg import FedAvg
 from .rounds import Released
 
@@ -120,9 +120,9 @@ class FedSGD(FedAvg):
             rate=self.rate,
         )
 
-    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], ClientStates]:
         """Sends the sums of the gradients at the shared model, (k, D); clients keep no state."""
-        return {GRADIENT_SUM: c.gradient_sums(c.shared, self.gradient_plan(c.problem, 1))}, c.own
+        return {GRADIENT_SUM: c.gradient_sums(c.shared, self.gradient_plan(c.problem, 1))}, c.states
 
     def server_update(
         self, problem: Problem, public: Public, released: Released

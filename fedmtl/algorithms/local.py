@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..local import LocalSGD, LocalSolver
 from .base import Problem, State
-from .client_batch import ClientBatch, Own, personal_fields
+from .client_batch import ClientBatch, ClientStates, personal_fields
 from .rounds import RoundAlgorithm
 
 
@@ -49,9 +49,9 @@ class Local(RoundAlgorithm):
         """Starts without a public state; clients keep their models."""
         return State({}, problem.client_store(personal_fields(problem)))
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Trains each client's own last model; nothing is sent."""
-        start = c.models(c.initial)
+        start = c.last_models(c.initial)
         return {}, c.keep(c.train(self.local, start), start)
 
     def personal_models(self, c: ClientBatch) -> Tensor:
@@ -59,4 +59,4 @@ class Local(RoundAlgorithm):
 
         A client that was never called trains once from the initial model.
         """
-        return c.personal(c.part(c.new).train(self.local, c.initial))
+        return c.with_newcomers(c.part(c.newcomers).train(self.local, c.initial))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._check import Count, Positive
 from ..errors import ConfigError
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .shared_model import SharedModel
 
 
@@ -79,7 +79,7 @@ class PFedMe(SharedModel):
     def trainings(self) -> int:
         return self.local_rounds
 
-    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:
         """Makes R local rounds: each solves for theta_k, and moves the copy w_r towards it."""
         start = c.shared.expand(len(c.clients), -1).contiguous()
         models = start

@@ -21,8 +21,8 @@ its program g_k of "global"; the sum is divided by m, public, and not by the siz
 client without a model begins at wtilde^t; the step of the server is ours; a model that diverged is
 not kept, and its row counts as zero.
 
-In the code ``c.shared`` is wtilde^t, ``c.models`` gives the last w_k of each client, and ``sent``
-is the sum of its messages, u_k - wtilde^0.
+In the code ``c.shared`` is wtilde^t, ``c.last_models`` gives the last w_k of each client, and
+``sent`` is the sum of its messages, u_k - wtilde^0.
 
 The observers are the other clients and the public: billboard privacy, which implies joint
 differential privacy. The server is a trusted aggregator.
@@ -44,7 +44,7 @@ from .._check import NonNegative, Positive
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from .base import Problem, Public
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .rounds import Released
 from .server import apply_update
 from .shared_model import SharedModel
@@ -136,20 +136,20 @@ class PMTL(SharedModel):
             return {}
         return {"sent": ((problem.dimension,), problem.initial.dtype)}
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Computes steps (a) to (c) of the round: the messages g_k (k, D), and the new w_k."""
         # (a), (b): the cohort receives wtilde; every member trains from its own last model,
         # anchored at wtilde
         mean = c.shared
-        start = c.models(mean)
+        start = c.last_models(mean)
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
-        own = c.keep(models, start)
+        states = c.keep(models, start)
         # (c): the messages
         if self.delta == "global":
-            return {"update": models - mean}, own
-        sent = c.own["sent"]  # u_k = wtilde^0 + sent
+            return {"update": models - mean}, states
+        sent = c.states["sent"]  # u_k = wtilde^0 + sent
         row = c.clip("update", models - c.initial - sent)
-        return {"update": row}, own | {"sent": sent + row}
+        return {"update": row}, states | {"sent": sent + row}
 
     def server_update(
         self, problem: Problem, public: Public, released: Released

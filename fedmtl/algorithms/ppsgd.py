@@ -21,7 +21,7 @@ from .._check import NonNegative
 from .._devices import on_device
 from ..errors import ConfigError
 from ..local import LocalSGD
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .shared_model import SharedModel
 
 
@@ -72,13 +72,13 @@ class PPSGD(SharedModel):
                 "the personal part follows the gradients that moved the shared one."
             )
 
-    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:
         """Trains the sum of both models, and divides its change between the two."""
-        parts = c.own["model"]  # 0 of a client that never took part
+        parts = c.states["model"]  # 0 of a client that never took part
         moved = self._moved(c, c.shared + parts)
         # the change of the sum, divided by the step sizes: 1 to ratio
-        own = c.keep(parts + self.ratio / (1.0 + self.ratio) * moved, parts)
-        return moved / (1.0 + self.ratio), own
+        states = c.keep(parts + self.ratio / (1.0 + self.ratio) * moved, parts)
+        return moved / (1.0 + self.ratio), states
 
     def _moved(self, c: ClientBatch, models: Tensor) -> Tensor:
         """Returns the change (k, D) of the sums ``models`` (k, D) by a local run."""
@@ -90,10 +90,10 @@ class PPSGD(SharedModel):
 
         A client that never took part trains its own part once, from the shared model.
         """
-        models = c.shared + c.own["model"]
-        new = c.new
-        if len(new) and self.ratio > 0.0:
-            place = on_device(new, models.device)
-            moved = self._moved(c.part(new), models[place])
+        models = c.shared + c.states["model"]
+        newcomers = c.newcomers
+        if len(newcomers) and self.ratio > 0.0:
+            place = on_device(newcomers, models.device)
+            moved = self._moved(c.part(newcomers), models[place])
             models[place] += self.ratio / (1.0 + self.ratio) * moved
         return models

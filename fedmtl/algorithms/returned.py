@@ -76,9 +76,9 @@ def checked_update(method: str, c: ClientBatch, returned: Any) -> tuple[Mapping[
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise ConfigError(
             f"{function} returns {_kind(returned)}; it must return a pair: the messages "
-            "{name of the release: rows}, and the clients' new states, such as c.own."
+            "{name of the release: rows}, and the clients' new states, such as c.states."
         )
-    messages, own = returned
+    messages, states = returned
     messages = checked_tensors(function, "messages", messages)
     for name, rows in messages.items():
         if rows.ndim < 2:
@@ -98,33 +98,33 @@ def checked_update(method: str, c: ClientBatch, returned: Any) -> tuple[Mapping[
             f"{function} returns no rows of the release {missing[0]!r}, which its plan declares; "
             f"it returns: {sent}."
         )
-    return messages, checked_own(function, c, own)
+    return messages, checked_states(function, c, states)
 
 
-def checked_own(function: str, c: ClientBatch, own: Any) -> dict[str, Tensor]:
+def checked_states(function: str, c: ClientBatch, states: Any) -> dict[str, Tensor]:
     """Returns the new states of a batch of clients.
 
     Args:
         function: name of the one that returned them.
         c: the clients, with their states before.
-        own: the states; None for none.
+        states: by name; None for none.
 
     Raises:
         ConfigError: they do not fit the store.
     """
-    if own is None:
+    if states is None:
         return {}
-    states = checked_tensors(function, "states", own)
+    states = checked_tensors(function, "states", states)
     for name, rows in states.items():
-        if name not in c.own:
-            fields = ", ".join(c.own) or "no field"
+        if name not in c.states:
+            fields = ", ".join(c.states) or "no field"
             raise ConfigError(
                 f"{function} returns states {name!r}, but the clients' store has {fields}."
             )
-        if rows.shape != c.own[name].shape:
+        if rows.shape != c.states[name].shape:
             raise ConfigError(
                 f"{function} returns states {name!r} of shape {tuple(rows.shape)}; those of these "
-                f"{len(c.clients)} clients are {tuple(c.own[name].shape)}."
+                f"{len(c.clients)} clients are {tuple(c.states[name].shape)}."
             )
     return states
 

@@ -15,9 +15,9 @@ from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
 from ..schedules import Block
 from .base import Algorithm, Public, State
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .problem import Problem
-from .returned import checked_models, checked_own, checked_tensors, checked_update, unchanged
+from .returned import checked_models, checked_tensors, checked_update, unchanged
 from .starts import one_start_needed, starts, weighted
 from .store import ClientStore
 
@@ -156,7 +156,7 @@ class RoundAlgorithm(Algorithm):
         ...         return State({"w": problem.initial}, problem.client_store({}))
         ...     def client_update(self, c):  # rows (k, D) of the clients, and their state
         ...         w = c.public["w"]
-        ...         return {"step": c.train(self.local, w) - w}, c.own
+        ...         return {"step": c.train(self.local, w) - w}, c.states
         ...     def server_update(self, problem, public, released):
         ...         return {"w": public["w"] + released.values["step"].to(public["w"])}
         ...     def personal_models(self, c):  # the clients' models (k, D) in the end
@@ -187,7 +187,7 @@ class RoundAlgorithm(Algorithm):
         # clients of a subclass may read more than those of its base
         cls.own_starts = bool(vars(cls).get("own_starts", False))
 
-    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], ClientStates]:
         """Computes the messages and the new states of a batch of clients.
 
         Args:
@@ -213,13 +213,13 @@ class RoundAlgorithm(Algorithm):
         """
         return dict(public)
 
-    def receive(self, c: ClientBatch) -> Own:
+    def receive(self, c: ClientBatch) -> ClientStates:
         """Returns the clients' states at the end of the round; unchanged by default.
 
         Args:
             c: clients of the cohort, with the new public state.
         """
-        return c.own
+        return c.states
 
     def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the personal models (k, D) of clients, from the public state and their own.
@@ -274,13 +274,13 @@ class RoundAlgorithm(Algorithm):
             for ids, c in self._pieces(some, store):
                 with unchanged(f"{method}.client_update", c.public):
                     returned = self.client_update(c)
-                rows, own = checked_update(method, c, returned)
-                store.scatter_all(ids, own)
+                rows, states = checked_update(method, c, returned)
+                store.scatter_all(ids, states)
                 if weights is not None:
                     places = torch.searchsorted(some.clients, ids)
                     rows = weighted(rows, weights[places], mine.clips)
                 messages.add(ids, rows)
-                del returned, rows, own, c  # frees their memory before the next piece
+                del returned, rows, states, c  # frees their memory before the next piece
         # private up to here; the server computes from releases alone
         clients, sent = messages.take()
         state.public = self.release_and_update(
@@ -291,8 +291,8 @@ class RoundAlgorithm(Algorithm):
             function = f"{method}.receive"
             for ids, c in self._pieces(replace(mine, public=state.public), store):
                 with unchanged(function, c.public):
-                    own = self.receive(c)
-                store.scatter_all(ids, checked_own(function, c, own))
+                    states = self.receive(c)
+                store.scatter_all(ids, checked_states(function, c, states))
         return state
 
     def _asked_earlier(
@@ -324,7 +324,7 @@ class RoundAlgorithm(Algorithm):
         if problem.owner is not None:
             # the problem of this rank's clients alone, with positions among them
             mine = replace(mine, problem=problem.mine, clients=torch.arange(len(ids)))
-        yield ids, replace(mine, own=store.gather_all(ids))
+        yield ids, replace(mine, states=store.gather_all(ids))
 
     def release_and_update(
         self,
@@ -365,8 +365,8 @@ class RoundAlgorithm(Algorithm):
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns :meth:`personal_models` of ``clients``, (k, D)."""
-        own = state.private.gather_all(clients)
+        states = state.private.gather_all(clients)
         function = f"{type(self).__name__}.personal_models"
         with unchanged(function, state.public):
-            models = self.personal_models(ClientBatch(problem, clients, state.public, own))
+            models = self.personal_models(ClientBatch(problem, clients, state.public, states))
         return checked_models(function, models, len(clients), problem.dimension)

@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..local import LocalSGD
 from ..privacy import BoundSampler, ReleasePlan
 from .base import Problem, Public, State
-from .client_batch import ClientBatch, Own
+from .client_batch import ClientBatch, ClientStates
 from .rounds import Released
 from .shared_model import SharedModel
 from .store import Fields
@@ -89,10 +89,10 @@ class Scaffold(SharedModel):
         """Returns the field ``control``, (D,): c_k of every client."""
         return {"control": ((problem.dimension,), problem.initial.dtype)}
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Trains with the correction c - c_k, and moves c_k by the clipped row of option II."""
         control = c.public["control"]  # c
-        own = c.own["control"]  # c_k
+        own = c.states["control"]  # c_k
         change = c.train(self.local, c.shared, correction=control - own) - c.shared
         run = (self.local.lr_at(c.round) * c.steps(self.local).to(change))[:, None]  # K_k lr
         # c_k^+ - c_k; a client without a local step sends 0

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
 from .base import Problem, Public, State
-from .client_batch import ClientBatch, Own, personal_fields
+from .client_batch import ClientBatch, ClientStates, personal_fields
 from .rounds import Released, RoundAlgorithm
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore, Fields
@@ -24,8 +24,9 @@ from .store import ClientStore, Fields
 class SharedModel(RoundAlgorithm):
     """A method with one shared model (D,), of which clients release an ``update``.
 
-    A subclass defines ``name`` and :meth:`local_update`, and :meth:`new` if its clients keep models
-    of their own. If its clients send more than the update, it defines :meth:`client_update`.
+    A subclass defines ``name`` and :meth:`local_update`, and :meth:`newcomer_models` if its clients
+    keep models of their own. If its clients send more than the update, it defines
+    :meth:`client_update`.
 
     Args:
         local: the clients' local solver.
@@ -54,7 +55,7 @@ class SharedModel(RoundAlgorithm):
         >>> class Mine(SharedModel):
         ...     name = "mine"
         ...     def local_update(self, c):
-        ...         return c.train(self.local, c.shared) - c.shared, c.own
+        ...         return c.train(self.local, c.shared) - c.shared, c.states
         >>> trainer = Trainer(
         ...     algorithm=Mine(local=LocalSGD(lr=0.1)),
         ...     data=load_data("digits", clients=4),
@@ -176,24 +177,24 @@ class SharedModel(RoundAlgorithm):
         """
         return {}
 
-    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], ClientStates]:
         """Sends :meth:`local_update` times the weights of the clients; with ``weights="examples"``
         and no cap their numbers of examples, (k, 1), too.
         """
         if self.weights == "uniform":
-            update, own = self.local_update(c)
-            return {"update": update}, own
+            update, states = self.local_update(c)
+            return {"update": update}, states
         counts = c.examples.to(c.initial)
         weights = counts
         if self.cap is not None:
             weights = (counts / self.cap).clamp(max=1.0)
-        update, own = self.local_update(c)
+        update, states = self.local_update(c)
         sent = {"update": weights[:, None] * update}
         if self.counts:
             sent["examples"] = counts[:, None]
-        return sent, own
+        return sent, states
 
-    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:
         """Returns the model updates w_k - w without weights, (k, D), and the new client states.
 
         Args:
@@ -220,13 +221,13 @@ class SharedModel(RoundAlgorithm):
     def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the clients' own models, (k, D), or the shared one if they keep none.
 
-        :meth:`new` makes the model of a client that never took part.
+        :meth:`newcomer_models` makes the model of a client that never took part.
         """
         if self.keeps:
-            return c.personal(self.new(c.part(c.new)))
+            return c.with_newcomers(self.newcomer_models(c.part(c.newcomers)))
         return c.shared.expand(len(c.clients), -1)
 
-    def new(self, c: ClientBatch) -> Tensor:
+    def newcomer_models(self, c: ClientBatch) -> Tensor:
         """Returns the personal models (k, D) of clients that never took part.
 
         By default each client trains the shared model once, with :attr:`pull` to it.

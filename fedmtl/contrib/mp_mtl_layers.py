@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .._check import Finite, NonNegative
 from ..algorithms.base import Problem, Public, State
-from ..algorithms.client_batch import ClientBatch, Own, personal_fields
+from ..algorithms.client_batch import ClientBatch, ClientStates, personal_fields
 from ..algorithms.mp_mtl.sharing import FORMS, budget_weights, map_of, mapped, shifted_covariance
 from ..algorithms.rounds import Released, RoundAlgorithm
 from ..errors import ConfigError
@@ -132,11 +132,11 @@ class MPMTLayers(RoundAlgorithm):
         public = {"covariance": covariance, "map": covariance.clone()}
         return State(public, problem.client_store(personal_fields(problem)))
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Trains each client's own model, and sends the change of its chosen layers, (k, d)."""
         # every member trains by itself, from its own last model, and sends the change of the chosen
         # layers
-        start = c.models(c.initial)
+        start = c.last_models(c.initial)
         models = c.train(self.local, start)
         return {RELEASE: self._changed(c.problem, models)}, c.keep(models, start)
 
@@ -149,16 +149,16 @@ class MPMTLayers(RoundAlgorithm):
         covariance = shifted_covariance(released, RELEASE, form, self.rho)[0]
         return {"covariance": covariance, "map": map_of(covariance, form, self.threshold)}
 
-    def receive(self, c: ClientBatch) -> Own:
+    def receive(self, c: ClientBatch) -> ClientStates:
         """Projects the chosen layers of the clients' own models by M."""
         # every member projects its own row
         places = self.places(c.problem).to(c.initial.device)
-        models = c.own["model"].clone()
+        models = c.states["model"].clone()
         rows = self._changed(c.problem, models)
         projected = mapped(c.public["map"], rows.cpu()).to(rows.device)
         models[:, places] = (projected + c.initial[places].double()).to(models)
         # the projection is no training: whether that ended in a finite model stays
-        return c.keep(models, c.own["model"]) | {"trained": c.own["trained"]}
+        return c.keep(models, c.states["model"]) | {"trained": c.states["trained"]}
 
     def _changed(self, problem: Problem, models: Tensor) -> Tensor:
         """Returns the changes (k, d) float64 of the chosen layers of models (k, D)."""
@@ -170,4 +170,4 @@ class MPMTLayers(RoundAlgorithm):
 
         A client that never took part trains once from the public initial model.
         """
-        return c.personal(c.part(c.new).train(self.local, c.initial))
+        return c.with_newcomers(c.part(c.newcomers).train(self.local, c.initial))

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from .._check import Positive
 from ..algorithms.base import Problem, Public, State
-from ..algorithms.client_batch import ClientBatch, Own, personal_fields
+from ..algorithms.client_batch import ClientBatch, ClientStates, personal_fields
 from ..algorithms.linear.solve import solve_regularized
 from ..algorithms.own_gradients import own_gradients
 from ..algorithms.rounds import Released
@@ -208,27 +208,29 @@ class PriorLayers(OneRelease):
         fields: Fields = {**personal_fields(problem), **determined}
         return State(public, problem.client_store(fields))
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Trains with the plain ridge, and sends the rows of the M of every matrix, times
         ``scale``.
         """
-        own, rows = self._before(c)
-        return {RELEASE: self.length * rows}, own
+        states, rows = self._before(c)
+        return {RELEASE: self.length * rows}, states
 
-    def _before(self, c: ClientBatch) -> tuple[Own, Tensor]:
+    def _before(self, c: ClientBatch) -> tuple[ClientStates, Tensor]:
         """Returns the clients' states after the first training, and their rows, unscaled."""
         start = c.initial.expand(len(c.clients), -1)
-        own = c.keep(self._train(c, self.ridge), start)
+        states = c.keep(self._train(c, self.ridge), start)
         largest = max(part.width**2 for part in self.matrices(c.problem))
         size = max(1, _BLOCK // max(c.problem.dimension, largest))
         rows = []
         determined = []
         for at in torch.arange(len(c.clients)).split(size):
-            of_piece, determined_of_piece = self._rows(c.problem, own["model"][at], c.clients[at])
+            of_piece, determined_of_piece = self._rows(
+                c.problem, states["model"][at], c.clients[at]
+            )
             rows.append(of_piece)
             determined.append(determined_of_piece)
-        own["determined"] = torch.cat(determined).to(own["determined"])
-        return own, torch.cat(rows)
+        states["determined"] = torch.cat(determined).to(states["determined"])
+        return states, torch.cat(rows)
 
     def _train(self, c: ClientBatch, lam: float | Precision) -> Tensor:
         """Trains from the public initial model, with a pull to it; returns the models (k, D)."""
@@ -308,10 +310,10 @@ class PriorLayers(OneRelease):
             new[f"directions/{part.name}"] = directions
         return new
 
-    def receive(self, c: ClientBatch) -> Own:
+    def receive(self, c: ClientBatch) -> ClientStates:
         """Trains the clients once more, under the prior."""
         # every client trains again under the prior, if there is a signal above the noise
-        return {**c.own, "model": self._again(c)}
+        return {**c.states, "model": self._again(c)}
 
     def _again(self, c: ClientBatch) -> Tensor:
         """Returns the models (k, D) under the prior.
@@ -321,19 +323,19 @@ class PriorLayers(OneRelease):
         """
         matrices = self.matrices(c.problem)
         if not any(bool(c.public[f"excess/{part.name}"].any()) for part in matrices):
-            return c.own["model"]
-        models = self._train(c, self._precision(c.public, matrices, c.own))
-        return torch.where(models.isfinite().all(dim=1)[:, None], models, c.own["model"])
+            return c.states["model"]
+        models = self._train(c, self._precision(c.public, matrices, c.states))
+        return torch.where(models.isfinite().all(dim=1)[:, None], models, c.states["model"])
 
-    def _precision(self, public: Public, matrices: list[Part], own: Own) -> Precision:
+    def _precision(self, public: Public, matrices: list[Part], states: ClientStates) -> Precision:
         """Returns P of clients, which differ in their own b e alone."""
-        like = own["model"]
+        like = states["model"]
         blocks = []
         for at, part in enumerate(matrices):
             excess = public[f"excess/{part.name}"]
             along = excess > excess.min()  # all the others are alike
-            levels = torch.cat([excess[along], excess.min()[None]]).to(own["determined"].device)
-            determined = own["determined"][:, at, None]
+            levels = torch.cat([excess[along], excess.min()[None]]).to(states["determined"].device)
+            determined = states["determined"][:, at, None]
             # R_i = I + p / (b e) mean(M); the identity without any determined part
             beyond = part.width * levels / determined.clamp_min(LEAST_LENGTH)
             variances = 1 + torch.where(determined > 0, beyond, 0.0)
@@ -347,11 +349,11 @@ class PriorLayers(OneRelease):
 
         A client that never took part trains twice, the second time under the prior.
         """
-        new = c.part(c.new)
-        if not len(new.ids):
-            return c.own["model"]
-        own, _ = self._before(new)
-        return c.personal(self._again(replace(new, own=own)))
+        newcomers = c.part(c.newcomers)
+        if not len(newcomers.clients):
+            return c.states["model"]
+        states, _ = self._before(newcomers)
+        return c.with_newcomers(self._again(replace(newcomers, states=states)))
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Returns the prior by the release, see :meth:`init`.

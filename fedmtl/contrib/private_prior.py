@@ -42,7 +42,7 @@ from torch import Tensor
 
 from .._check import Positive, Share
 from ..algorithms.base import Problem, Public, State
-from ..algorithms.client_batch import ClientBatch, Own
+from ..algorithms.client_batch import ClientBatch, ClientStates
 from ..algorithms.linear.evidence import ridges_of
 from ..algorithms.linear.solve import solve_regularized
 from ..algorithms.linear.stack import TaskAlgorithm, TaskLoss
@@ -229,22 +229,22 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
         store.scatter("model", everyone, tasks.fit(ridges)[:, None].expand(-1, replicates, -1))
         return State({"directions": directions, "excess": excess}, store)
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Sends the rows of the tasks, of their u_i and M_i, times ``scale``."""
         d = self.features(c.problem)
-        fits = c.own["model"][:, 0]  # all replicates start from the same
+        fits = c.states["model"][:, 0]  # all replicates start from the same
         pairs = zip(fits, self._determined(c), strict=True)
         rows = torch.stack([self._row(w[:d], determined) for w, determined in pairs])
         replicates = len(c.public["excess"])
         if replicates > 1:
             rows = rows.expand(replicates, -1, -1)
-        return {RELEASE: self.length * rows}, c.own
+        return {RELEASE: self.length * rows}, c.states
 
     def _determined(self, c: ClientBatch) -> Iterator[Tensor]:
         """Yields B = H (H + ridge I)^-1 of every task before the release, without a bias."""
         d = self.features(c.problem)
-        curvatures = self.tasks(c.problem).curvature(c.own["model"][:, 0])
-        for curvature, ridge in zip(curvatures, c.own["ridge"], strict=True):
+        curvatures = self.tasks(c.problem).curvature(c.states["model"][:, 0])
+        for curvature, ridge in zip(curvatures, c.states["ridge"], strict=True):
             eye = torch.eye(len(curvature), dtype=curvature.dtype)
             yield solve_regularized(curvature + ridge * eye, curvature)[:d, :d]
 
@@ -313,13 +313,13 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
                 signal = signal + torch.diag(entry_signal(moment - signal.diagonal(), spread))
         return excess_of(signal)
 
-    def receive(self, c: ClientBatch) -> Own:
+    def receive(self, c: ClientBatch) -> ClientStates:
         """Fits every task again, under the prior of its replicate."""
         # every task fits itself again in the replicates with a signal
         tasks = self.tasks(c.problem)
         d = self.features(c.problem)
         determined = torch.stack([b.diagonal().sum() / d for b in self._determined(c)])
-        models = c.own["model"].clone()
+        models = c.states["model"].clone()
         pairs = zip(c.public["directions"], c.public["excess"], strict=True)
         for replicate, (directions, excess) in enumerate(pairs):
             if not bool(excess.any()):
@@ -332,7 +332,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
             scale[:, :d, :d] = directions * deviations[:, None, :]
             ridges = ridges_of(tasks, self.ridge, self.own_ridge, scale)
             models[:, replicate] = tasks.fit(ridges, scale)
-        return {**c.own, "model": models}
+        return {**c.states, "model": models}
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Returns the prior by the release, float64.

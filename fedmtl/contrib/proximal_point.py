@@ -40,7 +40,7 @@ from torch import Tensor
 
 from .._check import Count, Positive, Whole
 from ..algorithms.base import Algorithm, Problem, Public, State
-from ..algorithms.client_batch import ClientBatch, Own
+from ..algorithms.client_batch import ClientBatch, ClientStates
 from ..algorithms.fedavg import FedAvg
 from ..algorithms.linear.classes import fit_classes, flat, layers
 from ..algorithms.linear.data import Array, check_linear, records_of
@@ -145,7 +145,7 @@ class ProximalPoint(FedAvg):
         """Returns :class:`LocalAverage`, the average of models of a client's own records."""
         return LocalAverage()
 
-    def local_update(self, c: ClientBatch) -> tuple[Tensor, Own]:
+    def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:
         """Minimizes each client's proximal objective, or computes its vote in the last rounds."""
         problem = c.problem
         votes = c.round >= self._model_rounds(problem)
@@ -172,7 +172,7 @@ class ProximalPoint(FedAvg):
                 else:
                     change = self._change(problem, x, y, shared, bias)
                     rows[place, : problem.dimension] = change
-        return torch.from_numpy(rows).to(c.initial), c.own
+        return torch.from_numpy(rows).to(c.initial), c.states
 
     def server_update(
         self, problem: Problem, public: Public, released: Released

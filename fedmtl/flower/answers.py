@@ -15,7 +15,7 @@ import torch
 from flwr.app import RecordDict
 
 from .._files import claimed
-from ..algorithms.client_batch import Own
+from ..algorithms.client_batch import ClientStates
 from ..trainer.tensor_files import read_parts, write_parts
 from .messages import facts_of, tensors_of
 
@@ -71,7 +71,7 @@ class Answer:
     before: int
     after: int
     asked: str
-    parts: Mapping[str, Own]
+    parts: Mapping[str, ClientStates]
 
     @classmethod
     def read(cls, path: Path, device: torch.device) -> Answer:
@@ -88,7 +88,7 @@ class Answer:
         write_parts(path, self.parts, notes)
 
 
-def digest(content: RecordDict, own: Own) -> str:
+def digest(content: RecordDict, own: ClientStates) -> str:
     """Returns a digest of a question: of the message's values and the client's state.
 
     Together with the node's records an answer depends on nothing else.

@@ -16,7 +16,7 @@ from torch import Tensor
 from .._files import write_json
 from .._fingerprint import differing
 from ..algorithms.base import Problem, State
-from ..algorithms.client_batch import ClientBatch, Own
+from ..algorithms.client_batch import ClientBatch, ClientStates
 from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset
 from ..errors import ConfigError, DataError, ResumeError
@@ -131,22 +131,22 @@ class Node:
         # its row has neither noise nor masks here, and no server may see it
         if shared and self.sums is None:
             raise ConfigError("this node has no part in secure sums, which its settings ask for.")
-        own, last = self._state(content)
+        states, last = self._state(content)
         facts = facts_of(content)
         step = int(facts["round"])
-        asked = digest(content, own)
+        asked = digest(content, states)
         answer = self._repeated(content, last, step, asked)
         # two sums of one draw of records would count as one coin, so every attempt draws anew
         if answer is None or self.account.pooled:
             with self.account.answer(step, asked) as (channel, receipt):
                 sent, changed = self.algorithm.client_update(
-                    self._batch(content, own, step, channel)
+                    self._batch(content, states, step, channel)
                 )
                 # clipped here, and noised if rows have noise against the server
                 rows = {}
                 for name, row in sent.items():
                     rows[name] = self.channel.row_to_send(name, row, receipt)
-                parts = {"before": own, "after": {**own, **changed}, "rows": rows}
+                parts = {"before": states, "after": {**states, **changed}, "rows": rows}
                 answer = Answer(int(facts["counted"]), step + 1, asked, parts)
                 # on the disk before the ledger is closed: the answer can be repeated
                 answer.write(self._path(content))
@@ -223,10 +223,10 @@ class Node:
 
         The model and its scores stay in the client's folder.
         """
-        own, _ = self._state(content)
+        states, _ = self._state(content)
         folder = self._path(content).parent
         public = self._public(content)
-        row = self.algorithm.personal_models(ClientBatch(self.problem, ONE, public, own))
+        row = self.algorithm.personal_models(ClientBatch(self.problem, ONE, public, states))
         shared = self.algorithm.shared(State(public, self.first.private))
         scored = self._scored(row, shared, public)
         model = folder / "model.safetensors"
@@ -271,14 +271,16 @@ class Node:
         )
         return result
 
-    def _batch(self, content: RecordDict, own: Own, round: int, channel: Rounds) -> ClientBatch:
+    def _batch(
+        self, content: RecordDict, states: ClientStates, round: int, channel: Rounds
+    ) -> ClientBatch:
         """Returns the batch of this one client in a round."""
         public = self._public(content)
         return ClientBatch(
             self.problem,
             ONE,
             public,
-            own,
+            states,
             round,
             clips=channel.clips,
             charged_steps=channel.local,
@@ -310,7 +312,7 @@ class Node:
         """Returns the file of the answers that were given in an attempt at a secure sum."""
         return self._path(content).with_name("attempt.json")
 
-    def _state(self, content: RecordDict) -> tuple[Own, Answer | None]:
+    def _state(self, content: RecordDict) -> tuple[ClientStates, Answer | None]:
         """Takes the clip norms of a message and returns the client's state.
 
         Returns:
@@ -351,10 +353,10 @@ class Node:
         received = answer.parts["received"]
         if received:
             return received, answer
-        own = answer.parts["after"]
+        states = answer.parts["after"]
         if type(self.algorithm).receive is RoundAlgorithm.receive:
-            return own, answer
-        cohort = self._batch(content, own, counted - 1, self.channel)
-        received = {**own, **self.algorithm.receive(cohort)}
+            return states, answer
+        batch = self._batch(content, states, counted - 1, self.channel)
+        received = {**states, **self.algorithm.receive(batch)}
         replace(answer, parts={**answer.parts, "received": received}).write(path)
         return received, answer

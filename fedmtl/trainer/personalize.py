@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm, Problem, State
-from ..algorithms.client_batch import ClientBatch, Own
+from ..algorithms.client_batch import ClientBatch, ClientStates
 from ..algorithms.finetune import Finetune, Personalization, settled, usual_of_linear_numbers
 from ..algorithms.linear.data import check_linear, is_linear
 from ..algorithms.local import Local
@@ -281,8 +281,8 @@ class ReleasedModel(RoundAlgorithm):
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({"model": problem.initial}, problem.client_store({}))
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
-        return {}, c.own
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
+        return {}, c.states
 
     def personal_models(self, c: ClientBatch) -> Tensor:
         return c.public["model"].expand(len(c.clients), -1)
@@ -344,8 +344,8 @@ class FromZero(Local):
     """Local training of every client from zero parameters, in place of the given model. Nothing
     leaves a client."""
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
-        return {}, c.own
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
+        return {}, c.states
 
     def personal_models(self, c: ClientBatch) -> Tensor:
         return c.train(self.local, torch.zeros_like(c.initial))

@@ -43,7 +43,7 @@ class Counting(Ditto):
 
     def local_update(self, c):
         change, own = super().local_update(c)
-        return change, own | {"rounds": c.own["rounds"] + 1}
+        return change, own | {"rounds": c.states["rounds"] + 1}
 
 
 def test_clients_keep_fields_beside_a_personal_model():

@@ -33,7 +33,7 @@ class Average(RoundAlgorithm):
         return State({"w": problem.initial}, problem.client_store({"h": ((3,), torch.float32)}))
 
     def client_update(self, c):
-        return {"step": self.rows(c)}, c.own
+        return {"step": self.rows(c)}, c.states
 
     def rows(self, c):
         return c.train(self.local, c.public["w"]) - c.public["w"]
@@ -51,7 +51,7 @@ def with_functions(**functions):
 
 def updated(change):
     """A method whose ``client_update`` returns ``change(rows, own)``."""
-    return with_functions(client_update=lambda self, c: change(self.rows(c), c.own))
+    return with_functions(client_update=lambda self, c: change(self.rows(c), c.states))
 
 
 def run(algorithm, schedule):
@@ -106,7 +106,10 @@ def test_an_update_that_does_not_fit_is_refused(case, schedule):
             "as a public state a list under 'w'",
         ),
         ({"server_update": lambda self, p, public, r: None}, "as a public state nothing"),
-        ({"receive": lambda self, c: {"h": c.own["h"][:1]}}, "receive returns states 'h' of shape"),
+        (
+            {"receive": lambda self, c: {"h": c.states["h"][:1]}},
+            "receive returns states 'h' of shape",
+        ),
         ({"personal_models": lambda self, c: c.public["w"]}, r"must return a tensor \(8, 18\)"),
         ({"personal_models": lambda self, c: None}, "personal_models returns nothing"),
     ],

@@ -138,7 +138,7 @@ class _TwoAtOnce(FedAvg):
 
     def client_update(self, c):
         both = replace(c, clients=torch.cat([c.clients, c.clients])).train(self.local, c.shared)
-        return {"update": both[: len(c.clients)] - both[len(c.clients) :]}, c.own
+        return {"update": both[: len(c.clients)] - both[len(c.clients) :]}, c.states
 
 
 @pytest.mark.parametrize("chunk", [2, CLIENTS, 2 * CLIENTS])

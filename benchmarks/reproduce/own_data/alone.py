@@ -44,7 +44,7 @@ def open_by_hand(data: FederatedDataset) -> dict[str, float]:
 
     One model for all clients, of the least mean squared error of records left out one at a time: own ridge
     regressions, or an own intercept and own slopes that penalties of 9 and 10 strengths pull to a regression on the
-    pooled rows, or on rows less the means of their client. Own slopes of infinite penalty are the empirical-Bayes
+    pooled rows, or on rows less the means of their client. ClientStates slopes of infinite penalty are the empirical-Bayes
     intercept. The pooled regression is not fitted again without each record.
     """
     clients = [(rows_of(data, "train", i), rows_of(data, "test", i)) for i in range(len(data))]

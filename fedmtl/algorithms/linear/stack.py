@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..base import Problem, State
-from ..client_batch import ClientBatch, Own
+from ..client_batch import ClientBatch, ClientStates
 from ..rounds import RoundAlgorithm
 from .algorithm import LinearAlgorithm
 from .data import LinearData, LinearLoss, prepared
@@ -151,13 +151,13 @@ class TaskAlgorithm(LinearAlgorithm, RoundAlgorithm):
     all_at_once = True
     loss: TaskLoss
 
-    def fits(self, own: Own) -> Tensor:
-        """Returns the models (n, R, D) float64 of tasks with the states ``own``, in all runs."""
-        return own["model"]
+    def fits(self, states: ClientStates) -> Tensor:
+        """Returns the models (n, R, D) float64 of tasks with these states, in all runs."""
+        return states["model"]
 
     def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the models of the tasks in replicate 0."""
-        return self.fits(c.own)[:, 0].to(c.initial)
+        return self.fits(c.states)[:, 0].to(c.initial)
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns the models of the tasks ``clients`` in all replicates, (R, k, D) float64."""

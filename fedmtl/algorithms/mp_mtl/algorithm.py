@@ -63,7 +63,7 @@ from ...privacy import BoundSampler, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ..base import Problem, Public, State
-from ..client_batch import ClientBatch, Own
+from ..client_batch import ClientBatch, ClientStates
 from ..linear.stack import TaskAlgorithm, TaskLoss
 from ..local_fit import LocalFit
 from ..rounds import Released
@@ -243,11 +243,11 @@ class MPMTL(TaskAlgorithm):
         store.scatter_all(torch.arange(problem.clients), first)
         return State({"covariance": covariance, "map": covariance.clone()}, store)
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Sends the tasks' models without a bias, see :meth:`sent_rows`."""
         # Step 3: every task sends its model without a bias. The release clips the models, adds up
         # their products and adds noise.
-        return {RELEASE: self.sent_rows(c)}, c.own
+        return {RELEASE: self.sent_rows(c)}, c.states
 
     def server_update(
         self, problem: Problem, public: Public, released: Released
@@ -260,23 +260,23 @@ class MPMTL(TaskAlgorithm):
         threshold = self._step_size(problem) * self.lam
         return {"covariance": covariance, "map": map_of(covariance, form, threshold)}
 
-    def receive(self, c: ClientBatch) -> Own:
+    def receive(self, c: ClientBatch) -> ClientStates:
         """Projects the tasks' own models by M, and takes their gradient steps."""
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its
         # own data. Products are of replicates (R, k, D), the store has (k, R, D).
-        own = {name: value.transpose(0, 1) for name, value in c.own.items()}
+        states = {name: value.transpose(0, 1) for name, value in c.states.items()}
         d = self.features(c.problem)
         eta = self._step_size(c.problem)
         weight = momentum_weight(self.momentum, c.round, self.ridge * eta)
-        projected = own["model"].clone()
+        projected = states["model"].clone()
         projected[..., :d] = mapped(c.public["map"], self.projected_rows(c))
-        z = projected + weight * (projected - own["projected"])
+        z = projected + weight * (projected - states["projected"])
         new = {"projected": projected}
         if self.own_penalty is None:
             new["model"] = z - eta * self._gradient(c.problem, z)
         else:  # Algorithm 4
-            q = PENALTIES[self.own_penalty].prox(own["own"], eta * self._own_lam)
-            y = q + weight * (q - own["own_projected"])
+            q = PENALTIES[self.own_penalty].prox(states["own"], eta * self._own_lam)
+            y = q + weight * (q - states["own_projected"])
             gradient = self._gradient(c.problem, _sum(z, y))
             new["model"] = z - eta * gradient
             new["own"] = y - eta * gradient[..., :d]
@@ -292,7 +292,7 @@ class MPMTL(TaskAlgorithm):
         Args:
             c: the tasks with their states.
         """
-        return c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
+        return c.states["model"][..., : self.features(c.problem)].transpose(0, 1)
 
     def sent_rows(self, c: ClientBatch) -> Tensor:
         """Returns the same models as rows of the release: (R, k, d), or (k, d) of a single run.
@@ -306,18 +306,18 @@ class MPMTL(TaskAlgorithm):
             return rows[0]
         return rows
 
-    def fits(self, own: Own) -> Tensor:
+    def fits(self, states: ClientStates) -> Tensor:
         """Returns the models wh_i; they are p_i + q_i if W = P + Q.
 
         Args:
-            own: the tasks' states.
+            states: of the tasks.
 
         Returns:
             (k, R, D) float64.
         """
         if self.own_penalty is None:
-            return own["projected"]
-        return _sum(own["projected"], own["own_projected"])
+            return states["projected"]
+        return _sum(states["projected"], states["own_projected"])
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Returns the last release and, if W = P + Q, both summands; float64.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..._check import Range
 from ...algorithms.base import Problem, Public
-from ...algorithms.client_batch import ClientBatch, Own
+from ...algorithms.client_batch import ClientBatch, ClientStates
 from ...algorithms.finetune import Personalization
 from ...algorithms.linear.data import check_linear, prepared, probe_linear, records_of
 from ...algorithms.local import Local
@@ -264,9 +264,9 @@ class LocalAverage(RoundAlgorithm):
     colour = Local.colour
     fitted_once = True
 
-    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[dict[str, Tensor], ClientStates]:
         """Sends nothing; the models follow from the records alone."""
-        return {}, c.own
+        return {}, c.states
 
     def personal_models(self, c: ClientBatch) -> Tensor:
         """Returns the averages of the models of each client's own records, (k, D)."""
