@@ -53,7 +53,7 @@ class Claims:
         bands: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
         self._setup = setup
-        self._prices = costs
+        self._costs = costs
         self._bands = bands or {}
         self._made: dict[tuple[str, int, int], Claim] = {}
         self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
@@ -84,13 +84,13 @@ class Claims:
         return uses
 
     def __bool__(self) -> bool:
-        return bool(self.names) and self._prices is not None
+        return bool(self.names) and self._costs is not None
 
     @property
     def costs(self) -> PrivacyCosts:
         """Returns the costs of the account."""
-        assert self._prices is not None
-        return self._prices
+        assert self._costs is not None
+        return self._costs
 
     @property
     def refuted(self) -> str | None:
@@ -130,7 +130,7 @@ class Claims:
         law = setup.privacy.mechanism
         multiplier = 0.0
         sampled = None
-        if self._prices is not None:
+        if self._costs is not None:
             cost, multiplier = self.cost(client)
             law = cost.mechanism
             multiplier = self._without_count(name, weighted(cost, multiplier, use))

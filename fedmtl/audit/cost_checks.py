@@ -155,7 +155,7 @@ def check_interval(run: FinishedRun) -> Answer:
     )
     again = with_bounds(
         interval | uses,
-        PrivacyCost.from_dict(run.ledger.kinds[run.ledger.kind_of[account]]["price"]),
+        PrivacyCost.from_dict(run.ledger.kinds[run.ledger.kind_of[account]]["cost"]),
     )
     pairs = [(interval["measured"], again["measured"])]
     for stated, made in zip(interval["observers"], again["observers"], strict=True):

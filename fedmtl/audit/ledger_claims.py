@@ -43,7 +43,7 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
     settings = dict(header["privacy"])
     facts = header["schedule"]
     kind = header["kinds"][0]
-    cost = PrivacyCost.from_dict(kind["price"])
+    cost = PrivacyCost.from_dict(kind["cost"])
     if isinstance(settings["clip_norm"], dict):
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
     if settings.get("aggregation") is not None:

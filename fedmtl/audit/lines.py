@@ -222,7 +222,7 @@ class Reading:
         """Returns the number of releases that are charged."""
         if "releases" not in self.header:
             return int(
-                self.uses @ np.array([kind["price"]["sums"] for kind in self.kinds])[self.kind_of]
+                self.uses @ np.array([kind["cost"]["sums"] for kind in self.kinds])[self.kind_of]
             )
         if self.by_client:
             steps = len(self.steps)
@@ -256,7 +256,7 @@ class Reading:
         with."""
         kind = self.kinds[self.kind_of[account]]
         uses = int(self.uses[account])
-        events = composition(PrivacyCost.from_dict(kind["price"]), kind["multiplier"], uses)
+        events = composition(PrivacyCost.from_dict(kind["cost"]), kind["multiplier"], uses)
         return library_epsilon(events, self.header["delta"], near)
 
     def _cohorts(self) -> list[str]:

@@ -71,12 +71,12 @@ def check_settings(run: FinishedRun) -> Answer:
         )
     text = "{} of the cost is {!r} in the ledger, its settings and schedule make {!r}"
     for kind in run.ledger.kinds:
-        weights = kind["price"]["weights"]
+        weights = kind["cost"]["weights"]
         if weights is None or "releases" in header:
             own = {}
         else:
             own = {"weights": normalized(weights)}
-        wrong += differences(kind["price"], facts | own, text)
+        wrong += differences(kind["cost"], facts | own, text)
     wrong += _cells(header)
     wrong += differences(run.report, made, "{} is {!r} in privacy.json and {!r} in the ledger")
     wrong += _population(run)
@@ -100,7 +100,7 @@ def _cells(header: Mapping[str, Any]) -> list[str]:
         most = min(claims.of(name).cells for name in claims.names)
     return [
         f"the cost assumes {cells:,} cells in the deviation of the noise, the grid has {most:,}"
-        for cells in (kind["price"].get("cells", LEAST) for kind in header["kinds"])
+        for cells in (kind["cost"]["cells"] for kind in header["kinds"])
         if cells > most
     ]
 
@@ -134,7 +134,7 @@ def _population(run: FinishedRun) -> list[str]:
     if "releases" in header or "schedule" not in header:
         return []
     pairs = [
-        (run.ledger.kinds[k]["price"]["sampled"], count)
+        (run.ledger.kinds[k]["cost"]["sampled"], count)
         for k, count in zip(run.ledger.kind_of, counts, strict=True)
     ]
     # a client with fewer records than a batch has rate 1, which says nothing of the batch size

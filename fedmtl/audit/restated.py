@@ -137,7 +137,7 @@ def _costs(ledger: Reading) -> Restated:
     names = ("epsilon", "by_client", "claimed")
     # clients of one kind with as many uses have one epsilon, which is computed once
     pairs, index = np.unique(np.stack([ledger.kind_of, ledger.uses]), axis=1, return_inverse=True)
-    sums = [ledger.kinds[kind]["price"]["sums"] * uses for kind, uses in pairs.T.tolist()]
+    sums = [ledger.kinds[kind]["cost"]["sums"] * uses for kind, uses in pairs.T.tolist()]
     # a ledger is given by others, and must not make a verification endless
     if len(sums) > _MOST_COSTS or max(sums) > _MOST_SUMS:
         return Restated({}, dict.fromkeys(names, "too many costs or uses to compute them again"))
@@ -165,7 +165,7 @@ def _costs(ledger: Reading) -> Restated:
 
 
 def _epsilon(kind: Mapping[str, Any], uses: int) -> float:
-    return PrivacyCost.from_dict(kind["price"]).epsilon(uses, kind["multiplier"])
+    return PrivacyCost.from_dict(kind["cost"]).epsilon(uses, kind["multiplier"])
 
 
 def _of_rows(ledger: Reading, beside: Beside) -> Restated:
@@ -211,7 +211,7 @@ def _of_rows(ledger: Reading, beside: Beside) -> Restated:
     if norms.keys() >= set(claims.names):
         # the report has one figure for all releases, the largest
         made["clip_norm"] = max(norms[name] for name in claims.names)
-        weights = header["kinds"][0]["price"]["weights"] or (1.0,)
+        weights = header["kinds"][0]["cost"]["weights"] or (1.0,)
         stds = [noise_std(replace(claims.of(name), bound=norms[name])) for name in claims.names]
         made["noise_std"] = max(stds) * weights[0]  # of the report: at a weight of 1
     else:
@@ -283,7 +283,7 @@ def _rounds(header: Mapping[str, Any]) -> str:
     # a cohort that is no secret draw hides no one's participation
     if kind["cap"] is not None:
         text += "; not amplified, a client is charged for each participation"
-    weights = kind["price"]["weights"]
+    weights = kind["cost"]["weights"]
     if weights:
         low = min(weights)
         high = max(weights)
@@ -312,7 +312,7 @@ def _activations(ledger: Reading) -> str:
             f", and at most {most} of one client release something: later ones read no record "
             "and cost nothing"
         )
-    if any(kind["price"]["weights"] is not None for kind in ledger.kinds):
+    if any(kind["cost"]["weights"] is not None for kind in ledger.kinds):
         text += "; activations have public weights, and noise in inverse proportion"
     return text
 

@@ -69,7 +69,7 @@ class ShareLedger:
     def cost(self) -> PrivacyCost:
         """Returns the cost of a share."""
         (kind,) = self.header["kinds"]
-        return PrivacyCost.from_dict(kind["price"])
+        return PrivacyCost.from_dict(kind["cost"])
 
     @property
     def multiplier(self) -> float:
@@ -118,7 +118,7 @@ def check_settings(account: ShareLedger) -> Answer:
     sensitivity = float(header["clip_norm"]) * SHIFTS[header["relation"]]
     if header["sensitivity"] != sensitivity:
         wrong.append(f"the sensitivity is {header['sensitivity']}, its clip makes {sensitivity}")
-    roster = int(header["most"])
+    roster = int(header["max_roster"])
     missing = int(header["missing"])
     if not 0 < roster <= _MOST_ROSTER or roster * (missing + 1) > _MOST_ROSTER:
         raise DataError(f"rosters of {roster:,} clients, {missing:,} missing, cannot be checked.")

@@ -168,7 +168,7 @@ class CountBelowNorm:
         Raises:
             PrivacyError: the receipt has not been spent on this count.
         """
-        step = receipt.step_paid_for(self.name)
+        step = receipt.charged_step(self.name)
         denominator = self.release.denominator
         sensitivity = count_sensitivity(self.release.relation)
         noise = IndependentNoise(

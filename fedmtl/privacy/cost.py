@@ -25,9 +25,6 @@ from .noise.discrete import LEAST, slack
 from .noise.laws import LAWS
 
 _MANY = 1 << 40  # uses that no run makes
-_IN_LEDGER = {"max_uses": "most"}
-"""The keys of a ledger for fields that have other names; ledgers keep theirs."""
-_OF_LEDGER = {key: name for name, key in _IN_LEDGER.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +213,7 @@ class PrivacyCost:
 
     def to_dict(self) -> dict[str, Json]:
         """Returns JSON."""
-        values = {_IN_LEDGER.get(name, name): value for name, value in asdict(self).items()}
-        # A ledger that was written before sums had other grids is continued.
-        if self.cells == LEAST:
-            del values["cells"]
+        values = asdict(self)
         return values | {key: list(each) for key, each in values.items() if isinstance(each, tuple)}
 
     @classmethod
@@ -233,8 +227,7 @@ class PrivacyCost:
             TypeError, KeyError: values that are no cost.
         """
         own: dict[str, Any] = {
-            _OF_LEDGER.get(key, key): tuple(each) if isinstance(each, list) else each
-            for key, each in values.items()
+            key: tuple(each) if isinstance(each, list) else each for key, each in values.items()
         }
         return cls(**own)
 

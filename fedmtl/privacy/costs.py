@@ -135,7 +135,7 @@ class PrivacyCosts:
             for k in range(len(self.kinds)):
                 limits[k] = int(caps[self.kind_of[0] == k].max(initial=0))
         kinds = [
-            {"price": cost.to_dict(), "multiplier": z, "cap": cap}
+            {"cost": cost.to_dict(), "multiplier": z, "cap": cap}
             for cost, z, cap in zip(self.kinds, self.multipliers, limits, strict=True)
         ]
         header: dict[str, Json] = {"accounts": self.kind_of.shape[1], "kinds": kinds}
@@ -212,7 +212,7 @@ class StoredNoise:
             for entry in entries:
                 match entry:
                     case {
-                        "price": dict() as cost,
+                        "cost": dict() as cost,
                         "multiplier": int() | float() as z,
                         "cap": int() | None as cap,
                     }:

@@ -110,7 +110,7 @@ class LocalSteps:
                 "The gradients of this run are added up in a secure sum, and have no noise "
                 "before: take LocalSteps.grid_sums, and release them as rows of the round."
             )
-        sums, numbers = self._paid_sums(clients, chunks)
+        sums, numbers = self._charged_sums(clients, chunks)
         return self._noised(sums, clients, numbers)
 
     def noised_sums(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
@@ -153,7 +153,7 @@ class LocalSteps:
                 "The gradients of this run are in no secure sum, and would be left without noise: "
                 "take LocalSteps.release or noised_sums, or RecordPrivacy(aggregation=...)."
             )
-        sums, _ = self._paid_sums(clients, chunks)
+        sums, _ = self._charged_sums(clients, chunks)
         self._made |= dict(zip(clients.tolist(), map(_digest, sums), strict=True))
         return sums
 
@@ -177,7 +177,7 @@ class LocalSteps:
                     "by more than the clip norm. Scale the released sum in server_update."
                 )
 
-    def _paid_sums(
+    def _charged_sums(
         self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
         """Returns the clipped sums (A, D) of the next local step of every client, and the numbers

@@ -277,7 +277,7 @@ class ClippedSum:
         Raises:
             PrivacyError: the receipt has not been spent on this release.
         """
-        step = receipt.step_paid_for(self.name)
+        step = receipt.charged_step(self.name)
         if self._noise is None:
             return total / self.denominator
         # the noise has a grid of its own, coarser or finer than that of sums

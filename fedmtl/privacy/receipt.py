@@ -78,7 +78,7 @@ class Receipt:
             )
         self._spent[name] = senders
 
-    def step_paid_for(self, name: str) -> int:
+    def charged_step(self, name: str) -> int:
         """Returns the number of the round for a release that this receipt has been spent on; it
         addresses the noise.
 
@@ -106,7 +106,7 @@ class Receipt:
         Raises:
             PrivacyError: the receipt has not been spent on it.
         """
-        self.step_paid_for(name)
+        self.charged_step(name)
         return self._spent[name]
 
 

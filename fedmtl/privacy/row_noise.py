@@ -86,7 +86,7 @@ class BoundRowNoise:
         Raises:
             PrivacyError: the receipt has not been spent on this noise.
         """
-        step = receipt.step_paid_for(self.name)
+        step = receipt.charged_step(self.name)
         # strides change last bits
         clipped = clip_rows(rows.detach().cpu().double().contiguous(), self.release.clip)
         # The client's key and the step address the noise, so no other client moves it.

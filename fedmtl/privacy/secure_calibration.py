@@ -106,10 +106,10 @@ class SecureCalibration:
             "colluding": noise.colluding,
             "missing": noise.missing,
             "bits": noise.bits,
-            "most": noise.max_roster,
+            "max_roster": noise.max_roster,
             "kinds": [
                 {
-                    "price": self.cost.to_dict(),
+                    "cost": self.cost.to_dict(),
                     "multiplier": noise.multiplier,
                     "cap": self.uses,
                 }

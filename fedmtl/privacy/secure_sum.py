@@ -84,7 +84,7 @@ class LocalRandomizer:
         # Refused rosters must not cost the receipt.
         self._noise.deviation(roster)
         receipt.spend(self.name, clients)
-        return self.words(row, int(clients), receipt.step_paid_for(self.name), roster)
+        return self.words(row, int(clients), receipt.charged_step(self.name), roster)
 
     def words(self, row: Tensor, client: int, step: int, roster: int) -> np.ndarray:
         """Returns the words of one client, which has paid for them; see :meth:`__call__`.
@@ -185,7 +185,7 @@ class SecureSum(ClippedSum):
                 charge stays.
         """
         shares = self._shares
-        step = receipt.step_paid_for(self.name)
+        step = receipt.charged_step(self.name)
         senders = receipt.senders(self.name)
         self._check_roster(shares, len(receipt.clients), len(senders))
         noise = np.zeros(self.size, dtype=np.int64)
@@ -200,7 +200,7 @@ class SecureSum(ClippedSum):
         """Returns an opened sum, in cells, divided by the public denominator."""
         value = torch.from_numpy(shares.opened(cells)) / self.denominator
         if self.source.name == "secure":
-            step = receipt.step_paid_for(self.name)
+            step = receipt.charged_step(self.name)
             self.on_grid = GridValue(step, value.clone(), shares.width, self.denominator)
         return value
 

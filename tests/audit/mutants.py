@@ -1215,12 +1215,12 @@ def _stated_at_another_delta(original, self, **options):
         self.costs = costs
 
 
-_priced = partial(edit, costs.calibrated, "tuple(demand.cost for")
-_local_steps_charged_once = _priced(
+_with_cost = partial(edit, costs.calibrated, "tuple(demand.cost for")
+_local_steps_charged_once = _with_cost(
     "tuple(__import__('dataclasses').replace(demand.cost, sums=1) for"
 )
 _steps_for_nothing = edit(LocalReceipt.next, "numbers = self", "return self")
-_allocation_ignored_in_charge = _priced(
+_allocation_ignored_in_charge = _with_cost(
     "tuple(__import__('dataclasses').replace("
     "demand.cost, weights=(1.0,) * len(demand.cost.weights)) for"
 )
@@ -2001,7 +2001,7 @@ MUTANTS = [
     Mutant("half of the gradients left out", _half_of_the_batch, SAMPLER, ("gradients",)),
     Mutant(
         "a second sum of a round",
-        edit(LocalSteps._paid_sums, "self.receipt.spend(clients, numbers)", "pass"),
+        edit(LocalSteps._charged_sums, "self.receipt.spend(clients, numbers)", "pass"),
         CHARGES,
         ("gradients",),
     ),

@@ -21,7 +21,7 @@ def header(sampler: str, n: int, cohort: int, cap: int | None, *, free: bool = T
     cost = PrivacyCost(mechanism="gaussian", sizes=(3,), delta=1e-5)
     by_client = sampler in ("BoundFixed", "BoundCyclic")
     return {
-        "kinds": [{"price": cost.to_dict(), "multiplier": 4.0, "cap": cap}],
+        "kinds": [{"cost": cost.to_dict(), "multiplier": 4.0, "cap": cap}],
         "accounts": n if by_client else 1,
         "schedule": {"class": sampler, "n": n, "cohort": cohort, "per_participation": by_client},
         "releases": [["update", "vector", 3]],

@@ -251,7 +251,7 @@ class TestLowerBounds:
             (PrivacyCost(mechanism="gaussian", sizes=(10,), delta=1e-5, weights=(0.5, 1.5)), 2),
         ],
     )
-    def test_prices(self, cost, uses):
+    def test_costs(self, cost, uses):
         """The bound is the epsilon of a multiplier, on whose two sides the guesses are refuted and are not."""
         guesses = Guesses(70, 100, 100)
         for independent in (True, False):
@@ -295,7 +295,7 @@ class TestLowerBounds:
     def test_as_many_right_guesses_as_chance_gives_bound_nothing(self, independent):
         assert lower_bound(Guesses(50, 100, 100), GAUSSIAN, 3, independent=independent) == 0
 
-    def test_more_uses_than_the_price_has(self):
+    def test_more_uses_than_the_cost_has(self):
         cost = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5, max_uses=3)
         with pytest.raises(PrivacyError, match="4 uses were charged"):
             lower_bound(Guesses(90, 100, 100), cost, 4)

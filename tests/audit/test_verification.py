@@ -379,9 +379,9 @@ def kind(**changes: Any) -> Callable[[Lines], Lines]:
     return lambda lines: [lines[0] | {"kinds": [lines[0]["kinds"][0] | changes]}, *lines[1:]]
 
 
-def priced(**changes: Any) -> Callable[[Lines], Lines]:
+def costing(**changes: Any) -> Callable[[Lines], Lines]:
     """Another cost than the settings make."""
-    return lambda lines: kind(price=lines[0]["kinds"][0]["price"] | changes)(lines)
+    return lambda lines: kind(cost=lines[0]["kinds"][0]["cost"] | changes)(lines)
 
 
 def schedule(**changes: Any) -> Callable[[Lines], Lines]:
@@ -433,7 +433,7 @@ LEDGERS: dict[str, tuple[str, str, Callable[[Lines], Lines]]] = {
         lambda lines: [*lines, {"kind": "refund", "session": 1}],
     ),
     **{
-        f"price, {key}": ("settings", f"{key} of the cost", priced(**{key: one}))
+        f"cost, {key}": ("settings", f"{key} of the cost", costing(**{key: one}))
         for key, one in COSTS.items()
     },
 }
@@ -623,7 +623,7 @@ def test_costs_that_assume_a_finer_grid_than_that_of_the_sums(unit: str, tmp_pat
 
     def finer(lines: Lines) -> Lines:
         kinds = [
-            one | {"price": one["price"] | {"cells": one["price"]["cells"] + 1}}
+            one | {"cost": one["cost"] | {"cells": one["cost"]["cells"] + 1}}
             for one in lines[0]["kinds"]
         ]
         return header(kinds=kinds)(lines)
@@ -641,7 +641,7 @@ def test_rates_of_records_that_are_not_those_of_a_batch_size(tmp_path: Path) -> 
 
     def halved(lines: Lines) -> Lines:
         kinds = [
-            one | {"price": one["price"] | {"sampled": one["price"]["sampled"] / 2}}
+            one | {"cost": one["cost"] | {"sampled": one["cost"]["sampled"] / 2}}
             for one in lines[0]["kinds"]
         ]
         return header(kinds=kinds)(lines)

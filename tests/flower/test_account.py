@@ -132,7 +132,7 @@ def test_nothing_is_amplified_by_what_the_server_controls(tmp_path: Path, log) -
         assert header["schedule"]["relation"] == "zero_out"
         assert kind["cap"] == min(ROUNDS, int(np.ceil(ROUNDS * 4 / 6)) + 1)
         counts = trainer.data.subset([client]).train.counts.tolist()
-        assert kind["price"]["sampled"] == min(1.0, 4 / counts[0])  # its own batches, of 4
+        assert kind["cost"]["sampled"] == min(1.0, 4 / counts[0])  # its own batches, of 4
         asked = sum(one == client for message, one, _ in grid.sent if message == ROUND)
         assert len(answers(tmp_path / "nodes" / client)) == asked
 

@@ -206,9 +206,9 @@ def kind(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 CHANGES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Any]]] = {
     "a smaller sensitivity": ("settings", lambda lines: lines[0].update(sensitivity=0.25)),
-    "a wider grid": ("settings", lambda lines: kind(lines)["price"].update(cells=1 << 40)),
+    "a wider grid": ("settings", lambda lines: kind(lines)["cost"].update(cells=1 << 40)),
     "another size": ("settings", lambda lines: lines[0].update(release=["update", 1])),
-    "cohorts that amplify": ("settings", lambda lines: kind(lines)["price"].update(sampled=0.1)),
+    "cohorts that amplify": ("settings", lambda lines: kind(lines)["cost"].update(sampled=0.1)),
     "a roster of nobody": ("settings", lambda lines: lines[0].update(most=1)),
     "too many to look for": ("settings", lambda lines: lines[0].update(missing=1 << 40)),
     "more than was planned": ("charges", lambda lines: kind(lines).update(cap=1)),
