@@ -25,7 +25,7 @@ from fedmtl.contrib.published.mp_mtl import PublishedMPMTL
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4, momentum=0.5)
 NETWORKS = {
     "pmtl": PMTL(lam=0.5, local=SOLVER),
-    "pmtl, running mean": PMTL(lam=0.5, local=SOLVER, delta="local"),
+    "pmtl, running mean": PMTL(lam=0.5, local=SOLVER, reference="local"),
     "fedavg": FedAvg(local=SOLVER),
     "fedprox": FedProx(mu=0.3, local=SOLVER),
     "ditto": Ditto(lam=0.3, local=SOLVER),

@@ -13,7 +13,7 @@ multiplier and S the sensitivity (C, or 2 C if a client replaces another):
 
     a random cohort S_t receives the mean wtilde^t                                               (a)
     w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations, k in S_t      (b)
-    g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all sent by k      (c)
+    g_k = w_k - wtilde^t (reference="global"), or w_k - u_k, u_k = wtilde^0 + all sent by k      (c)
     wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z S)^2 I) ]   (d)
 
 Differences from the paper: the message, which in its text is the change of w_k in the round and in
@@ -58,9 +58,10 @@ class PMTL(SharedModel):
     Args:
         lam: lambda, the strength of the pull of every personal model towards the mean.
         local: the clients' local solver.
-        delta: the message of a client. ``"global"``, g_k = w_k - wtilde (the authors' experiments):
-            the shared model forgets old noise. ``"local"``, an exact running mean, which is not in
-            the paper, whose text sends the change of w_k in the round: client k keeps the sum of
+        reference: the point from which a client's message is measured. ``"global"``, the mean,
+            g_k = w_k - wtilde (the authors' experiments): the shared model forgets old noise.
+            ``"local"``, a point of the client's own, which makes an exact running mean. It is not
+            in the paper, whose text sends the change of w_k in the round: client k keeps the sum of
             its messages, u_k without wtilde^0, and sends clip(w_k - u_k). Clipping then delays and
             loses nothing; the noise is a random walk that never fades.
         server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``:
@@ -87,7 +88,7 @@ class PMTL(SharedModel):
     """
 
     lam: NonNegative = 1.0
-    delta: Literal["global", "local"] = "global"
+    reference: Literal["global", "local"] = "global"
     server_lr: Positive | None = None  # type: ignore[assignment]
 
     name = "pmtl"
@@ -98,41 +99,41 @@ class PMTL(SharedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.server_lr is not None and self.delta == "global" and self.server_lr > 1.0:
-            accepted = "with delta='global' it must be in (0, 1]"
+        if self.server_lr is not None and self.reference == "global" and self.server_lr > 1.0:
+            accepted = "with reference='global' it must be in (0, 1]"
             raise ConfigError(f"PMTL.server_lr is {self.server_lr}; {accepted}.")
-        if self.delta == "local" and self.server_optimizer is not None:
+        if self.reference == "local" and self.server_optimizer is not None:
             reason = "an exact running mean allows no other step"
-            raise ConfigError(f"PMTL.server_optimizer needs delta='global': {reason}.")
+            raise ConfigError(f"PMTL.server_optimizer needs reference='global': {reason}.")
 
     @property
     def one_start(self) -> bool:  # type: ignore[override]
-        """Returns True with ``delta="local"``: a weight below 1 would break the running mean."""
-        return self.delta == "local"
+        """Returns True with ``reference="local"``: weights below 1 would break the running mean."""
+        return self.reference == "local"
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        """Declares the update, (D,); ``server_lr`` must suit it if ``delta="local"``.
+        """Declares the update, (D,); ``server_lr`` must suit it if ``reference="local"``.
 
         Raises:
-            ConfigError: a ``server_lr`` other than m / K with ``delta="local"``.
+            ConfigError: a ``server_lr`` other than m / K with ``reference="local"``.
         """
         right = schedule.denominator / problem.clients
         plan = super().plan(problem, schedule)
-        if self.delta == "global" or self.server_lr is None:
+        if self.reference == "global" or self.server_lr is None:
             return plan
         if abs(self.server_lr - right) > 1e-12 * right:
             raise ConfigError(
-                f"PMTL.server_lr is {self.server_lr} with delta='local': the shared model is then "
-                f"the running mean of what all {problem.clients:,} clients have sent, so server_lr "
-                f"must be m / K = {schedule.denominator:g} / {problem.clients} = {right:g}. Any "
-                "other value has a wrong fixed point, and 1 under partial participation diverges. "
-                "Leave server_lr unset, or use delta='global'."
+                f"PMTL.server_lr is {self.server_lr} with reference='local': the shared model is "
+                f"then the running mean of what all {problem.clients:,} clients have sent, so "
+                f"server_lr must be m / K = {schedule.denominator:g} / {problem.clients} = "
+                f"{right:g}. Any other value has a wrong fixed point, and 1 under partial "
+                "participation diverges. Leave server_lr unset, or use reference='global'."
             )
         return plan
 
     def fields(self, problem: Problem) -> Fields:
-        """Adds ``sent``, (D,), the sum of a client's messages, for ``delta="local"``."""
-        if self.delta == "global":
+        """Adds ``sent``, (D,), the sum of a client's messages, for ``reference="local"``."""
+        if self.reference == "global":
             return {}
         return {"sent": ((problem.dimension,), problem.initial.dtype)}
 
@@ -145,7 +146,7 @@ class PMTL(SharedModel):
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
         states = c.keep(models, start)
         # (c): the messages
-        if self.delta == "global":
+        if self.reference == "global":
             return {"update": models - mean}, states
         sent = c.states["sent"]  # u_k = wtilde^0 + sent
         row = c.clip("update", models - c.initial - sent)
@@ -157,7 +158,7 @@ class PMTL(SharedModel):
         """Computes step (d) of the round: the new mean wtilde."""
         # (d): the server moves the mean by the clipped, noised sum over the public denominator m
         lr = self.server_lr or 1.0
-        if self.delta == "local":
+        if self.reference == "local":
             lr = released.denominator / problem.clients  # m / K
         update = released.values["update"]
         return apply_update(public, "global", update, lr=lr, optimizer=self.server_optimizer)

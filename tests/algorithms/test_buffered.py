@@ -154,7 +154,9 @@ def test_equal_latencies_and_a_buffer_of_all_are_full_rounds_to_the_bit(kind):
     assert torch.equal(*models)
 
 
-@pytest.mark.parametrize("algorithm", [PMTL(delta="local", local=SOLVER), Scaffold(local=SOLVER)])
+@pytest.mark.parametrize(
+    "algorithm", [PMTL(reference="local", local=SOLVER), Scaffold(local=SOLVER)]
+)
 def test_methods_that_need_one_start_are_refused(algorithm):
     whole = problem()
     block = blocks_of(schedule())[0]

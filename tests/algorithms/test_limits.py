@@ -31,7 +31,7 @@ SHARED = {
 }
 ALONE = {
     "pmtl": PMTL(lam=0.0, local=SOLVER),
-    "pmtl, running mean": PMTL(lam=0.0, local=SOLVER, delta="local"),
+    "pmtl, running mean": PMTL(lam=0.0, local=SOLVER, reference="local"),
     "ditto": Ditto(lam=0.0, local=SOLVER),
     "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.0, local=SOLVER),
 }

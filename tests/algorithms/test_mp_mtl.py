@@ -64,9 +64,9 @@ def excess(algorithm: MPMTL, problem: Problem, state: State) -> float:
     h = lam ||.||^2 / 2.
     """
     store = state.private
-    shared = store.whole("projected")[:, 0].numpy()
+    shared = store.whole("w_hat")[:, 0].numpy()
     own = (
-        store.whole("own_projected")[:, 0].numpy()
+        store.whole("q_hat")[:, 0].numpy()
         if algorithm.own_penalty is not None
         else np.zeros((TASKS, D))
     )
@@ -114,13 +114,13 @@ def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, An
     problem = linear(rounds, kind, bias)
     state = run(algorithm, problem)
     assert abs(excess(algorithm, problem, state)) < 1e-8
-    shared = state.private.whole("projected")[:, 0, :D]
+    shared = state.private.whole("w_hat")[:, 0, :D]
     assert (
         int((torch.linalg.svdvals(shared) > 1e-9).sum()) < D or algorithm.penalty == "l21"
     )  # the penalty matters
     assert float(shared.norm()) > 0.1
     if algorithm.own_penalty is not None:
-        assert float(state.private.whole("own_projected").norm()) > 0.1
+        assert float(state.private.whole("q_hat").norm()) > 0.1
 
 
 # Against a plain loop

@@ -51,22 +51,22 @@ def exact(data, lam: float, **options) -> PMTL:
     return PMTL(lam=lam, local=solver, **options)
 
 
-@pytest.mark.parametrize(("lam", "delta"), [(0.1, "global"), (1.0, "global"), (1.0, "local")])
-def test_reaches_the_closed_form_optimum(lam, delta):
+@pytest.mark.parametrize(("lam", "reference"), [(0.1, "global"), (1.0, "global"), (1.0, "local")])
+def test_reaches_the_closed_form_optimum(lam, reference):
     data = regression(examples=60)
     problem = problem_of(data, rounds={0.1: 60, 1.0: 100}[lam])
-    algorithm = exact(data, lam, delta=delta)
+    algorithm = exact(data, lam, reference=reference)
     state = run(algorithm, problem)
     best = optimum(data, lam)
     assert np.abs(everyone(problem, algorithm, state).numpy() - best).max() < 1e-12
     assert np.abs(state.public["global"].numpy() - best.mean(0)).max() < 1e-12
 
 
-@pytest.mark.parametrize("delta", ["global", "local"])
-def test_two_rounds_by_hand(delta):
+@pytest.mark.parametrize("reference", ["global", "local"])
+def test_two_rounds_by_hand(reference):
     """The published steps in NumPy: local gradient steps, whole-vector clip, sum, noise, fixed denominator."""
     data, lam, lr, clip, z, seed = regression(clients=5), 0.5, 0.05, 0.3, 0.7, 3
-    algorithm = PMTL(lam=lam, local=LocalSGD(lr=lr, steps=3, batch_size=None), delta=delta)
+    algorithm = PMTL(lam=lam, local=LocalSGD(lr=lr, steps=3, batch_size=None), reference=reference)
     problem = problem_of(data, rounds=2, seed=seed)
     privacy = ClientPrivacy(clip_norm=clip, noise_multiplier=z)
     sampler = PoissonSampling(cohort=3)
@@ -93,15 +93,15 @@ def test_two_rounds_by_hand(delta):
             w = personal[client].copy() if seen[client] else mean.copy()
             for _ in range(3):
                 w -= lr * (2 / len(x) * x.T @ (x @ w - y) + lam * (w - mean))
-            g = w - (mean if delta == "global" else sent[client])
+            g = w - (mean if reference == "global" else sent[client])
             g *= min(1.0, clip * (1 - 2.0**-20) / np.linalg.norm(g))
             sent[client] += g
             total += g
             personal[client], seen[client] = w, True
         noise = z * clip * source.normal("noise/update", step, 4)
-        mean = mean + (1.0 if delta == "global" else 3 / 5) * (total + noise) / 3
+        mean = mean + (1.0 if reference == "global" else 3 / 5) * (total + noise) / 3
         np.testing.assert_allclose(
-            states[step + 1].numpy(), mean, rtol=1e-6 if delta == "local" else 1e-10, atol=1e-12
+            states[step + 1].numpy(), mean, rtol=1e-6 if reference == "local" else 1e-10, atol=1e-12
         )
     np.testing.assert_allclose(
         state.private.gather("model", torch.from_numpy(seen.nonzero()[0])).numpy(),
@@ -115,10 +115,10 @@ def test_two_rounds_by_hand(delta):
 @pytest.mark.parametrize("server_lr", [1.0, 0.5, 0.2])
 def test_running_mean_needs_its_own_server_step(server_lr):
     data = regression(clients=6)
-    algorithm = PMTL(local=LocalSGD(lr=0.05), delta="local", server_lr=server_lr)
+    algorithm = PMTL(local=LocalSGD(lr=0.05), reference="local", server_lr=server_lr)
     with pytest.raises(ConfigError, match="m / K = 2 / 6"):
         run(algorithm, problem_of(data), sampler=PoissonSampling(cohort=2))
-    right = PMTL(local=LocalSGD(lr=0.05), delta="local", server_lr=2 / 6)
+    right = PMTL(local=LocalSGD(lr=0.05), reference="local", server_lr=2 / 6)
     run(right, problem_of(data, rounds=2), sampler=PoissonSampling(cohort=2))
 
 

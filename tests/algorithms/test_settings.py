@@ -87,7 +87,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "MPMTLayers": {"layers": ("1",), "threshold": 0.5, "penalty": "l21", "rho": 2.0, "alpha": 1.0, "local": SOLVER},
     "Moments": BOUNDS | {"reg": 0.1, "theta_max": 1e-3},
     "PFedMe": SHARED | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
-    "PMTL": SHARED | {"lam": 0.2, "delta": "local"},
+    "PMTL": SHARED | {"lam": 0.2, "reference": "local"},
     "PPDMTL": PP_DMTL | {"own_penalty": "l1", "refine": False},
     "PPSGD": SHARED | {"ratio": 0.5},
     "PeerAveraging": PEERS | {"releases": 2, "confidence_power": 1.0, "refine": 0.5, "refine_from": "own", "pairwise": True},
@@ -220,7 +220,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [  # settings that do not go to
     ("PMTL", {"lam": 30.0}, STEEP),
     ("Finetune", {"lam": 30.0, "kind": "mean"}, STEEP),
     ("PriorLayers", {"ridge": 30.0}, "proximal"),
-    ("PMTL", {"delta": "local", "server_optimizer": ServerOptimizer()}, "delta='global'"),
+    ("PMTL", {"reference": "local", "server_optimizer": ServerOptimizer()}, "reference='global'"),
     ("PFedMe", {"eta": 3.0, "lam": 1.0}, r"PFedMe\.eta \* lam"),
     ("PPSGD", {"local": LocalSGD(lr=0.1, weight_decay=0.1)}, r"PPSGD\.local"),
     (

@@ -120,7 +120,7 @@ CLOCKED_EFFORT = Effort(noise=4800, cohorts=200)
 _SOLVER = LocalSGD(lr=0.2, epochs=1, batch_size=8)
 ROUNDS = {
     "pmtl": PMTL(lam=0.5, local=_SOLVER),
-    "pmtl-local": PMTL(lam=0.5, local=_SOLVER, delta="local"),
+    "pmtl-local": PMTL(lam=0.5, local=_SOLVER, reference="local"),
     "fedavg": FedAvg(local=_SOLVER),
 }
 PERSONAL = {
@@ -1397,17 +1397,23 @@ def _data_dependent_step(problem, state, before, block, channel):
         state.public[name].copy_(value + size * (state.public[name] - value))
 
 
+def _own_models(state):
+    """The name of the field with the models that the clients send."""
+    return "w" if "w" in state.private.fields else "model"
+
+
 def _shift_from_data(problem, state, before, block, channel):
     """The shift follows the private models and not the noise."""
-    size = float(state.private.whole("model").abs().sum())
+    size = float(state.private.whole(_own_models(state)).abs().sum())
     state.public["covariance"] = state.public["covariance"] + 1e-3 * size
 
 
 def _stored_mixed(problem, state, before, block, channel):
     """After every iteration a task's model has a thousandth of that of the task before it."""
-    kept = state.private.whole("model")
+    name = _own_models(state)
+    kept = state.private.whole(name)
     state.private.scatter_all(
-        torch.arange(problem.clients), {"model": torch.lerp(kept, kept.roll(1, 0), 1e-3)}
+        torch.arange(problem.clients), {name: torch.lerp(kept, kept.roll(1, 0), 1e-3)}
     )
 
 

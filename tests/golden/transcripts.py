@@ -32,7 +32,7 @@ _PP_DMTL = f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedul
 _PUBLISHED_P2P = f"algorithm=p2p {_AGENTS} algorithm.mu=0.1 schedule.per_client=10"
 RUNS = {
     "pmtl": f"algorithm=pmtl {_DIGITS} algorithm.local.epochs=2",
-    "pmtl, running mean, fixed cohorts": f"algorithm=pmtl {_DIGITS} algorithm.delta=local schedule=fixed",
+    "pmtl, running mean, fixed cohorts": f"algorithm=pmtl {_DIGITS} algorithm.reference=local schedule=fixed",
     "pmtl, adaptive clip": f"algorithm=pmtl {_DIGITS} privacy=adaptive privacy.clip_norm.count_noise=2.5",
     "pmtl, L2-Laplace, everybody": (
         f"algorithm=pmtl {_DIGITS.replace('schedule.cohort=6', 'schedule=full')} privacy.mechanism=l2_laplace"

@@ -185,7 +185,7 @@ def run(
     state = algorithm.init(problem, count)
     noise, signal, seconds = [], [], 0.0
     for event in round_events(channel.draw, start=0, stop=rounds):
-        rows = state.private.whole("model").transpose(0, 1)
+        rows = state.private.whole("w").transpose(0, 1)
         rows = rows * (clip / rows.norm(dim=2, keepdim=True).clamp(min=clip))
         signal.append((rows.mT @ rows).norm(dim=(1, 2)))
         began = time.perf_counter()

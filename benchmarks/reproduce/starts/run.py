@@ -152,7 +152,7 @@ STARTS = {
         "published", SECRET, tuple((pmtl(lam), STUDY.clips[1], 50) for lam in (0.1, 0.3, 1.0, 3.0))
     ),
     "PMTL, secret cohorts, running mean": Start(
-        "published", SECRET, settings(50, 20, pmtl(delta="local"))
+        "published", SECRET, settings(50, 20, pmtl(reference="local"))
     ),
 }
 

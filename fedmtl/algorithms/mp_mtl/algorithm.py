@@ -22,8 +22,8 @@ task applies M to its own model and takes a gradient step on its own data. By th
     z_i    = wh_i + b_t (wh_i - wh_i of before)
     w_i    = z_i - eta grad L_i(z_i)
 
-wh_i is w_i with a hat. In the state ``model`` is w_i, ``projected`` is wh_i of before,
-``covariance`` is Sigma and ``map`` is M, see :meth:`MPMTL.init`. The release does the clip of Step
+wh_i is w_i with a hat. In the state ``w`` is w_i, ``w_hat`` is wh_i of before, ``covariance`` is
+Sigma and ``map`` is M, see :meth:`MPMTL.init`. The release does the clip of Step
 3, the sum of Step 4 and the noise of Step 5; M and b_t are in :mod:`.sharing`. The paper differs: E
 is Wishart noise, which protects nothing, there is no shift, and Step 7 projects the clipped wc_i
 (:mod:`fedmtl.contrib.published.mp_mtl`). C is its K. In Algorithm 4 the lines above are about p_i.
@@ -222,9 +222,9 @@ class MPMTL(TaskAlgorithm):
         last iteration with its shift, (R, d, d), or (R, d) with ``penalty="l21"``; and ``map``, its
         M.
 
-        The tasks' states, (n, R, D) float64: ``model``, the message of the next iteration, and
-        ``projected``, wh^(t). With W = P + Q they are those of P, and ``own``, ``own_projected``,
-        (n, R, d), those of Q.
+        The tasks' states, (n, R, D) float64: ``w``, w_i, which the next iteration sends, and
+        ``w_hat``, wh_i of the last one, the model of the task. With W = P + Q they are p_i and
+        ph_i, and there are ``q`` and ``q_hat``, (n, R, d), of Q.
         """
         tasks = self.tasks(problem)
         d = self.features(problem)
@@ -232,14 +232,14 @@ class MPMTL(TaskAlgorithm):
         if FORMS[self.penalty] == "symmetric":
             shape = (replicates, d, d)
         covariance = torch.zeros(shape, dtype=torch.float64)
-        sizes = {"model": tasks.data.dimension, "projected": tasks.data.dimension}
+        sizes = {"w": tasks.data.dimension, "w_hat": tasks.data.dimension}
         if self.own_penalty is not None:
-            sizes["own"] = d
-            sizes["own_projected"] = d
+            sizes["q"] = d
+            sizes["q_hat"] = d
         fields = {name: ((replicates, size), torch.float64) for name, size in sizes.items()}
         store = problem.client_store(fields)
         fits = tasks.fit(self._start_ridge)[:, None, :].expand(-1, replicates, -1)
-        first = {"model": fits.clone(), "projected": fits.clone()}
+        first = {"w": fits.clone(), "w_hat": fits.clone()}
         store.scatter_all(torch.arange(problem.clients), first)
         return State({"covariance": covariance, "map": covariance.clone()}, store)
 
@@ -268,19 +268,19 @@ class MPMTL(TaskAlgorithm):
         d = self.features(c.problem)
         eta = self._step_size(c.problem)
         weight = momentum_weight(self.momentum, c.round, self.ridge * eta)
-        projected = states["model"].clone()
-        projected[..., :d] = mapped(c.public["map"], self.projected_rows(c))
-        z = projected + weight * (projected - states["projected"])
-        new = {"projected": projected}
+        w_hat = states["w"].clone()
+        w_hat[..., :d] = mapped(c.public["map"], self.projected_rows(c))
+        z = w_hat + weight * (w_hat - states["w_hat"])
+        new = {"w_hat": w_hat}
         if self.own_penalty is None:
-            new["model"] = z - eta * self._gradient(c.problem, z)
+            new["w"] = z - eta * self._gradient(c.problem, z)
         else:  # Algorithm 4
-            q = PENALTIES[self.own_penalty].prox(states["own"], eta * self._own_lam)
-            y = q + weight * (q - states["own_projected"])
+            q_hat = PENALTIES[self.own_penalty].prox(states["q"], eta * self._own_lam)
+            y = q_hat + weight * (q_hat - states["q_hat"])
             gradient = self._gradient(c.problem, _sum(z, y))
-            new["model"] = z - eta * gradient
-            new["own"] = y - eta * gradient[..., :d]
-            new["own_projected"] = q
+            new["w"] = z - eta * gradient
+            new["q"] = y - eta * gradient[..., :d]
+            new["q_hat"] = q_hat
         return {name: value.transpose(0, 1) for name, value in new.items()}
 
     def projected_rows(self, c: ClientBatch) -> Tensor:
@@ -292,7 +292,7 @@ class MPMTL(TaskAlgorithm):
         Args:
             c: the tasks with their states.
         """
-        return c.states["model"][..., : self.features(c.problem)].transpose(0, 1)
+        return c.states["w"][..., : self.features(c.problem)].transpose(0, 1)
 
     def sent_rows(self, c: ClientBatch) -> Tensor:
         """Returns the same models as rows of the release: (R, k, d), or (k, d) of a single run.
@@ -316,8 +316,8 @@ class MPMTL(TaskAlgorithm):
             (k, R, D) float64.
         """
         if self.own_penalty is None:
-            return states["projected"]
-        return _sum(states["projected"], states["own_projected"])
+            return states["w_hat"]
+        return _sum(states["w_hat"], states["q_hat"])
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Returns the last release and, if W = P + Q, both summands; float64.
@@ -329,7 +329,7 @@ class MPMTL(TaskAlgorithm):
         """
         parts = {name: state.public[name][0].clone() for name in ("covariance", "map")}
         if self.own_penalty is not None:
-            parts["P"] = state.private.whole("projected")[:, 0].clone()
+            parts["P"] = state.private.whole("w_hat")[:, 0].clone()
             parts["Q"] = self.models(problem, state, torch.arange(problem.clients))[0] - parts["P"]
         return parts
 
@@ -349,10 +349,10 @@ class MPMTL(TaskAlgorithm):
         models = self.models(problem, state, torch.arange(problem.clients))
         losses = self.tasks(problem).value(models.transpose(0, 1)).sum(0)
         total = losses + self.ridge / 2 * models.square().sum((1, 2))
-        shared = state.private.whole("projected").transpose(0, 1)
+        shared = state.private.whole("w_hat").transpose(0, 1)
         total = total + self.lam * PENALTIES[self.penalty].value(shared[..., :d])
         if self.own_penalty is not None:
-            own = state.private.whole("own_projected").transpose(0, 1)
+            own = state.private.whole("q_hat").transpose(0, 1)
             total = total + self._own_lam * PENALTIES[self.own_penalty].value(own)
         return total
 
