@@ -32,7 +32,7 @@ class State:
         public: tensors that observers may see; they change only by releases.
         private: per-client tensors that never leave their clients.
         earlier: public states from which clients started that have not answered yet, by version;
-            see :class:`~fedmtl.schedules.block.Asked`.
+            see :class:`~fedmtl.schedules.block.Starts`.
 
     Example:
         >>> import torch

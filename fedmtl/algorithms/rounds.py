@@ -17,8 +17,8 @@ from ..schedules import Block
 from .base import Algorithm, Public, State
 from .client_batch import ClientBatch, ClientStates
 from .problem import Problem
-from .returned import checked_models, checked_tensors, checked_update, unchanged
-from .starts import one_start_needed, starts, weighted
+from .returned import checked_models, checked_states, checked_tensors, checked_update, unchanged
+from .starts import by_start, one_start_needed, weighted
 from .store import ClientStore
 
 
@@ -255,10 +255,10 @@ class RoundAlgorithm(Algorithm):
         """
         store = state.private
         method = type(self).__name__
-        ids = block.cohort.sort().values  # as the store's rows
+        cohort = block.cohort.sort().values  # as the store's rows
         mine = ClientBatch(
             problem=problem,
-            clients=ids[problem.places_here(ids)],
+            clients=cohort[problem.places_here(cohort)],
             public=state.public,
             round=block.first,
             clips=channel.clips,
@@ -266,20 +266,20 @@ class RoundAlgorithm(Algorithm):
             cohort=block.cohort,
         )
         # all start from the present public state, and count alike, unless the schedule is Buffered
-        starting: list[tuple[ClientBatch, Tensor | None]] = [(mine, None)]
-        if block.asked is not None:
-            starting = self._asked_earlier(mine, block, state)
+        started: list[tuple[ClientBatch, Tensor | None]] = [(mine, None)]
+        if block.starts is not None:
+            started = self._by_start(mine, block, state)
         messages = Messages(channel)
-        for some, weights in starting:
-            for ids, c in self._pieces(some, store):
+        for some, weights in started:
+            for clients, c in self._pieces(some, store):
                 with unchanged(f"{method}.client_update", c.public):
                     returned = self.client_update(c)
                 rows, states = checked_update(method, c, returned)
-                store.scatter_all(ids, states)
+                store.scatter_all(clients, states)
                 if weights is not None:
-                    places = torch.searchsorted(some.clients, ids)
+                    places = torch.searchsorted(some.clients, clients)
                     rows = weighted(rows, weights[places], mine.clips)
-                messages.add(ids, rows)
+                messages.add(clients, rows)
                 del returned, rows, states, c  # frees their memory before the next piece
         # private up to here; the server computes from releases alone
         clients, sent = messages.take()
@@ -289,26 +289,26 @@ class RoundAlgorithm(Algorithm):
         # clients of a method that needs the new public state in the same round
         if type(self).receive is not RoundAlgorithm.receive:
             function = f"{method}.receive"
-            for ids, c in self._pieces(replace(mine, public=state.public), store):
+            for clients, c in self._pieces(replace(mine, public=state.public), store):
                 with unchanged(function, c.public):
                     states = self.receive(c)
-                store.scatter_all(ids, checked_states(function, c, states))
+                store.scatter_all(clients, checked_states(function, c, states))
         return state
 
-    def _asked_earlier(
+    def _by_start(
         self, mine: ClientBatch, block: Block, state: State
     ) -> list[tuple[ClientBatch, Tensor | None]]:
-        """Returns the clients of a round of :class:`~fedmtl.Buffered`, see :func:`.starts.starts`.
+        """Returns the clients of a round of :class:`~fedmtl.Buffered` by the state they start from.
 
         A client starts from the public state of the moment at which it was asked; ``state`` keeps
         those that later rounds may use.
         """
         self.check_starts()
         ascending = block.ascending()
-        assert ascending.asked is not None
+        assert ascending.starts is not None
         known = {**state.earlier, block.first: state.public}
-        state.earlier = {version: known[version] for version in sorted(ascending.asked.kept)}
-        return starts(mine, ascending.cohort, ascending.asked, known, self.own_starts)
+        state.earlier = {version: known[version] for version in sorted(ascending.starts.kept)}
+        return by_start(mine, ascending.cohort, ascending.starts, known, self.own_starts)
 
     def _pieces(
         self, mine: ClientBatch, store: ClientStore
@@ -320,11 +320,11 @@ class RoundAlgorithm(Algorithm):
             for piece in problem.pieces(mine.clients, self.local, mine.round, mine.cohort):
                 yield piece.clients, mine.of(piece, store.gather_all(piece.clients))
             return
-        ids = mine.clients
+        clients = mine.clients
         if problem.owner is not None:
             # the problem of this rank's clients alone, with positions among them
-            mine = replace(mine, problem=problem.mine, clients=torch.arange(len(ids)))
-        yield ids, replace(mine, states=store.gather_all(ids))
+            mine = replace(mine, problem=problem.mine, clients=torch.arange(len(clients)))
+        yield clients, replace(mine, states=store.gather_all(clients))
 
     def release_and_update(
         self,

@@ -10,24 +10,24 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..privacy.clip import Clip, clip_rows
-from ..schedules.block import Asked
+from ..schedules.block import Starts
 from .client_batch import ClientBatch
 
 
-def starts(
+def by_start(
     mine: ClientBatch,
     clients: Tensor,
-    asked: Asked,
+    starts: Starts,
     known: Mapping[int, Mapping[str, Tensor]],
     own_starts: bool,
 ) -> list[tuple[ClientBatch, Tensor | None]]:
-    """Returns the clients of a round whose participants were asked at different moments, by the
-    public state from which they start.
+    """Returns the clients of a round whose participants started at different moments, by the public
+    state from which they start.
 
     Args:
         mine: the clients that this process computes.
         clients: int64 (m,), ascending, all participants of the round.
-        asked: the moments, in the order of ``clients``.
+        starts: their versions and weights, in the order of ``clients``.
         known: the public states that are in use, by version.
         own_starts: True for a single stack, in which each client has a shared model of its own.
 
@@ -38,8 +38,8 @@ def starts(
     if len(mine.clients) == 0:
         return [(mine, None)]  # of a rank without a client in this round
     places = mine.problem.places_here(clients)
-    versions = asked.versions[places]
-    weights = asked.weights[places]
+    versions = starts.versions[places]
+    weights = starts.weights[places]
     used = versions.unique()
     if own_starts and len(used) > 1:
         shared = torch.stack([known[version]["global"] for version in used.tolist()])

@@ -100,17 +100,17 @@ class ClientStore:
         """Empties the memory: all rows are in the records ``saved``, one array for each file."""
         self._saved = saved
         self._length = sum(map(len, saved))  # the first line that is in memory
-        self._ids = torch.zeros(0, dtype=torch.int64)  # the clients with rows in memory
+        self._held = torch.zeros(0, dtype=torch.int64)  # the clients with rows in memory
         self._rows = dict(self._zero)
 
-    def gather(self, name: str, ids: Tensor) -> Tensor:
+    def gather(self, name: str, clients: Tensor) -> Tensor:
         """Returns a copy of rows, (k, *shape).
 
         Args:
             name: of the field.
-            ids: int64 (k,), clients of this rank.
+            clients: int64 (k,), clients of this rank.
         """
-        line = self._line[ids.cpu()].long()
+        line = self._line[clients.cpu()].long()
         held = self._rows[name]
         in_memory = line >= self._length
         if bool(in_memory.all()):
@@ -129,23 +129,23 @@ class ClientStore:
             first += len(records)
         return rows
 
-    def gather_all(self, ids: Tensor) -> dict[str, Tensor]:
+    def gather_all(self, clients: Tensor) -> dict[str, Tensor]:
         """Returns the rows of clients in every field.
 
-        They must not be changed: if the ids are all clients in order, they may be no copies.
+        They must not be changed: if these are all clients in order, they may be no copies.
 
         Args:
-            ids: int64 (k,), clients of this rank.
+            clients: int64 (k,), clients of this rank.
 
         Returns:
             (k, *shape) by field.
         """
-        if len(ids) == len(self._ids) and torch.equal(ids.cpu(), self.members):
+        if len(clients) == len(self._held) and torch.equal(clients.cpu(), self.members):
             # in memory in another order, that in which they came
-            if not torch.equal(self._ids, self.members):
+            if not torch.equal(self._held, self.members):
                 self._take({name: self.gather(name, self.members) for name in self.fields})
-            return {name: rows[: len(ids)] for name, rows in self._rows.items()}
-        return {name: self.gather(name, ids) for name in self.fields}
+            return {name: rows[: len(clients)] for name, rows in self._rows.items()}
+        return {name: self.gather(name, clients) for name in self.fields}
 
     def whole(self, name: str) -> Tensor:
         """Returns the rows of all clients, which must not be changed.
@@ -164,37 +164,37 @@ class ClientStore:
             raise NotImplementedError(f"{own}; gather them first.")
         return self.gather_all(self.members)[name]
 
-    def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
+    def scatter(self, name: str, clients: Tensor, rows: Tensor) -> None:
         """Replaces the rows of clients in a field.
 
         Args:
             name: of the field.
-            ids: int64 (k,), all different.
+            clients: int64 (k,), all different.
             rows: (k, *shape).
         """
-        if len(ids) == len(self.members):
+        if len(clients) == len(self.members):
             rows = rows.detach().clone()  # the rows of all clients are taken without a copy
-        self.scatter_all(ids, {name: rows})
+        self.scatter_all(clients, {name: rows})
 
-    def scatter_all(self, ids: Tensor, rows: Mapping[str, Tensor]) -> None:
+    def scatter_all(self, clients: Tensor, rows: Mapping[str, Tensor]) -> None:
         """Replaces the rows of clients in several fields.
 
         Args:
-            ids: int64 (k,), all different.
+            clients: int64 (k,), all different.
             rows: by field, (k, *shape) each; the tensors are the store's own then.
         """
-        ids = ids.cpu()
+        clients = clients.cpu()
         if not rows:
             return
-        if torch.equal(ids, self.members):
+        if torch.equal(clients, self.members):
             if rows.keys() != self.fields.keys():
-                rows = {**self.gather_all(ids), **rows}
+                rows = {**self.gather_all(clients), **rows}
             self._take(rows)
             return
-        here = self._is_here[ids]
-        ids = ids[here]
-        self._hold(ids[self._line[ids] < self._length], rows)
-        place = self._line[ids].long() - self._length
+        here = self._is_here[clients]
+        clients = clients[here]
+        self._hold(clients[self._line[clients] < self._length], rows)
+        place = self._line[clients].long() - self._length
         for name, values in rows.items():
             if not bool(here.all()):
                 values = values[on_device(here.nonzero()[:, 0], values.device)]
@@ -206,7 +206,7 @@ class ClientStore:
 
         Contiguous rows are not copied. Others are, since their products have other last bits.
         """
-        self._ids = self.members
+        self._held = self.members
         self._rows = {}
         for name, zero in self._zero.items():
             self._rows[name] = rows[name].detach().to(zero).contiguous()
@@ -220,7 +220,7 @@ class ClientStore:
             new: int64 (k,), the clients.
             but: the fields that are about to be written, whose values are not read.
         """
-        first = len(self._ids)
+        first = len(self._held)
         count = first + len(new)
         for name, held in self._rows.items():
             if count > len(held):
@@ -231,7 +231,7 @@ class ClientStore:
                 self._rows[name][first:count] = self.gather(name, new)
         lines = torch.arange(self._length + first, self._length + count, dtype=torch.int32)
         self._line[new] = lines
-        self._ids = torch.cat([self._ids, new])
+        self._held = torch.cat([self._held, new])
 
     def _room(self, held: Tensor, count: int) -> int:
         """Returns the rows to allocate for a field that needs ``count`` of them."""
@@ -240,7 +240,7 @@ class ClientStore:
         if held.device.type == "cpu" and whole <= _WHOLE_BYTES:
             return self.clients
         # growth by a factor of 2 copies every row a few times in a run
-        return min(max(count, 2 * len(self._ids)), self.clients)
+        return min(max(count, 2 * len(self._held)), self.clients)
 
     def save(self, folder: Path, step: int) -> dict[str, int]:
         """Appends the rows in memory to their file, or writes all rows to a new one.
@@ -256,27 +256,27 @@ class ClientStore:
             The file and its number of records; empty if no client has a row.
         """
         every = (self._line >= 0).nonzero()[:, 0]
-        ids = self._ids
+        clients = self._held
         start = self._length
-        if not self._file or start + len(ids) > 2 * len(every):
+        if not self._file or start + len(clients) > 2 * len(every):
             self._file = ""
             if len(every):
                 self._file = f"{step}-{self.part}"
-            ids = every
+            clients = every
             start = 0
-        if len(ids):
+        if len(clients):
             path = folder / self._file
-            length = start + len(ids)
-            append_bytes(path, start * self._record.itemsize, self._encoded(ids))
-            self._line[ids] = torch.arange(start, length, dtype=torch.int32)
+            length = start + len(clients)
+            append_bytes(path, start * self._record.itemsize, self._encoded(clients))
+            self._line[clients] = torch.arange(start, length, dtype=torch.int32)
             self._read_from([self._records(path, length)])
         if not self._file:
             return {}
         return {self._file: self._length}
 
-    def _encoded(self, ids: Tensor) -> Iterator[memoryview]:
+    def _encoded(self, clients: Tensor) -> Iterator[memoryview]:
         """Yields the bytes of the records of clients, int64 (k,), some at a time."""
-        for some in ids.split(max(1, _BYTES // self._record.itemsize)):
+        for some in clients.split(max(1, _BYTES // self._record.itemsize)):
             records = np.empty(len(some), self._record)
             records["client"] = some
             for name, (shape, _) in self.fields.items():

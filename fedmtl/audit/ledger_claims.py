@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ..privacy.aggregation import SecureAggregation
-from ..privacy.asked import BoundAsked
 from ..privacy.cost import PrivacyCost
 from ..privacy.costs import PrivacyCosts
 from ..privacy.gradients import GradientPlan
@@ -18,6 +17,7 @@ from ..privacy.quantile import QuantileClip
 from ..privacy.release import ReleasePlan
 from ..privacy.samplers import BoundCyclic, BoundEverybody, BoundFixed, BoundFull, BoundPoisson
 from ..privacy.settings import ClientPrivacy, Privacy, RecordPrivacy
+from ..privacy.single_client import BoundSingleClient
 from ..schedules import BoundBuffered
 from .claim import Claim
 from .claims import Claims
@@ -31,7 +31,7 @@ _SAMPLERS = {
         BoundCyclic,
         BoundFull,
         BoundEverybody,
-        BoundAsked,
+        BoundSingleClient,
         BoundBuffered,
     )
 }

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from ..privacy.activations import Activations
-from ..privacy.asked import BoundAsked
 from ..privacy.channel_setup import open_channel
 from ..privacy.costs import PrivacyCosts
 from ..privacy.gradients import GradientPlan
@@ -24,6 +23,7 @@ from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds
 from ..privacy.samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..privacy.settings import Privacy, RecordPrivacy
+from ..privacy.single_client import BoundSingleClient
 from ..schedules import BoundBuffered
 from .claim import Shares, expected_cohort
 from .claims import Claims
@@ -181,7 +181,7 @@ class Setup:
             return "zero_out"
         if self.rows or isinstance(self.schedule, BoundFixed):
             return "replace"
-        if isinstance(self.schedule, (BoundCyclic, BoundAsked, BoundBuffered)):
+        if isinstance(self.schedule, (BoundCyclic, BoundSingleClient, BoundBuffered)):
             return "zero_out"
         # the server knows that everybody takes part, so that only data can be hidden from it
         if self.shares is not None:

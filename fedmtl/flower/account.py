@@ -23,7 +23,6 @@ from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
 from ..privacy import LocalSteps, Receipt, RecordPrivacy, Rounds
-from ..privacy.asked import BoundAsked
 from ..privacy.channel_report import privacy_report
 from ..privacy.dp_sgd import local_receipt
 from ..privacy.ledger import Ledger
@@ -31,6 +30,7 @@ from ..privacy.record_calibration import most_participations
 from ..privacy.report import SIMULATED
 from ..privacy.row_noise import row_facts
 from ..privacy.samplers import BoundSampler
+from ..privacy.single_client import BoundSingleClient
 from ..schedules import BoundBuffered
 from ..schedules.answers import Limits, Server
 from ..trainer import Trainer
@@ -221,7 +221,7 @@ class NodeAccount:
             self.problem,
             self.fingerprint,
             # the server decides about the rounds: they are charged without amplification
-            sampler=BoundAsked(1, 1, sampler.describe(), most),
+            sampler=BoundSingleClient(1, 1, sampler.describe(), most),
             ledger=self.folder.ledger,
             resume=True,
         )

@@ -245,26 +245,26 @@ class BufferedEngine(NodeEngine):
         step = block.first
         heard = block.ascending()
         clients = heard.cohort
-        asked = heard.asked
-        assert asked is not None
+        starts = heard.starts
+        assert starts is not None
         logger.info(
             "round %d of %d: %s", step + 1, plan.stop, self._said(heard, plan.problem.data.ids)
         )
         rows = self.stacked(self.inbox.take(clients.tolist()))
-        rows = weighted(rows, asked.weights, channel.clips)
+        rows = weighted(rows, starts.weights, channel.clips)
         state.public = algorithm.release_and_update(
             plan.problem, state.public, rows, clients, step, channel
         )
-        state.private.scatter(COUNTED, clients, asked.versions + 1)
+        state.private.scatter(COUNTED, clients, starts.versions + 1)
         self.inbox.save(state.private, clients.tolist())
         return state
 
     def _said(self, block: Block, ids: Sequence[str]) -> str:
         """Returns the clients of a round in words, with the age of their answers."""
-        assert block.asked is not None
+        assert block.starts is not None
         said = []
         for client, age in zip(
-            block.cohort.tolist(), (block.first - block.asked.versions).tolist(), strict=True
+            block.cohort.tolist(), (block.first - block.starts.versions).tolist(), strict=True
         ):
             text = ids[client]
             if age:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The moments at which the participants of a round were asked, in steps of the server.
+class Starts:
+    """The public states from which the participants of a round started, and their weights.
 
-    Version v of the public state is that before round v.
+    A participant starts from the public state of the moment at which the server asks it. Version v
+    of that state is the one before round v.
 
     Attributes:
         versions: int64 (k,), version of the public state from which each participant started, in
@@ -37,8 +38,8 @@ class Block:
         clients: int64 (R, S, k), positions in the data; -1 is no client. A round is one step with
             its cohort, in the order of the clients' keys. An activation is a step with one client
             (-1 if a replicate has finished).
-        asked: the moments at which the participants of a round were asked; None if all start from
-            the state before the round.
+        starts: the public states from which the participants of a round started; None if all
+            started from the state before the round.
 
     Example:
         >>> import torch
@@ -52,7 +53,7 @@ class Block:
     first: int
     time: Tensor
     clients: Tensor
-    asked: Asked | None = None
+    starts: Starts | None = None
 
     def __len__(self) -> int:
         return self.clients.shape[1]
@@ -88,11 +89,11 @@ class Block:
     def ascending(self) -> Block:
         """Returns this block with the participants of each step in ascending order."""
         clients, order = torch.sort(self.clients)
-        asked = self.asked
-        if asked is not None:
+        starts = self.starts
+        if starts is not None:
             order = order[0, 0]
-            asked = replace(asked, versions=asked.versions[order], weights=asked.weights[order])
-        return replace(self, clients=clients, asked=asked)
+            starts = replace(starts, versions=starts.versions[order], weights=starts.weights[order])
+        return replace(self, clients=clients, starts=starts)
 
     def window(self, start: int, stop: int) -> Block:
         """Returns some of the steps; the tensors are views.

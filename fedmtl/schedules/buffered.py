@@ -17,7 +17,7 @@ from ..errors import BudgetExhausted, ConfigError
 from ..privacy.samplers import BoundSampler
 from ..random import Coins
 from .answers import Answers, Limits, Server, Simulation
-from .block import Asked, Block
+from .block import Block, Starts
 from .clocks import COUNT, Latencies, entries_of
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency
@@ -371,4 +371,4 @@ class BoundBuffered(BoundSampler):
         started = versions[clients]
         weights = self.clients.settings.weights(step - started)
         time = torch.tensor([[answers.time]], dtype=torch.float64)
-        return Block(step, time, clients[None, None], Asked(started, weights, answers.kept))
+        return Block(step, time, clients[None, None], Starts(started, weights, answers.kept))

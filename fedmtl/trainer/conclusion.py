@@ -171,6 +171,6 @@ def _untrained(plan: RunPlan, state: State) -> tuple[str, ...]:
     if not {"seen", "trained"} <= set(store.fields):
         return ()
     lost = plan.problem.spread(
-        lambda ids: store.gather("seen", ids) & ~store.gather("trained", ids), clients
+        lambda some: store.gather("seen", some) & ~store.gather("trained", some), clients
     )
     return tuple(plan.problem.data.ids[client] for client in clients[lost.cpu()].tolist())

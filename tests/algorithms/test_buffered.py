@@ -107,7 +107,7 @@ def test_every_method_equals_a_slow_event_loop(kind, bound):
     state = algorithm.init(whole)
     stale = 0
     for block in blocks_of(schedule()):
-        stale += int((block.asked.versions < block.first).sum())
+        stale += int((block.starts.versions < block.first).sum())
         state = algorithm.step(whole, state, block, channel)
         assert len(state.earlier) < schedule().versions_kept
     assert stale > STEPS

@@ -58,7 +58,7 @@ class Watch(Callback):
         self.steps: list[dict[int, int]] = []
 
     def on_event(self, block, state) -> None:
-        versions = block.asked.versions.tolist()
+        versions = block.starts.versions.tolist()
         self.steps.append(dict(sorted(zip(block.cohort.tolist(), versions, strict=True))))
 
 

@@ -21,7 +21,7 @@ from fedmtl.privacy import (
     open_channel,
     privacy_report,
 )
-from fedmtl.privacy.asked import BoundAsked
+from fedmtl.privacy.single_client import BoundSingleClient
 from fedmtl.random import binomial_quantile
 from tests.helpers import gaussian_epsilon
 
@@ -156,7 +156,7 @@ def test_only_secret_coins_amplify() -> None:
 
 
 def test_a_client_that_is_asked_is_charged_for_each_time_and_nothing_is_amplified() -> None:
-    bound = BoundAsked(1, 1, "Poisson, 2 of 8 clients", max_uses=3)
+    bound = BoundSingleClient(1, 1, "Poisson, 2 of 8 clients", max_uses=3)
     assert bound.facts == {"relation": "zero_out", "amplified": False, "per_participation": True}
     assert bound.draw(5, SeededSource(0).coins("cohort", 5)).tolist() == [0]
     assert (bound.denominator, bound.probability, bound.cap, bound.capped(10).cap) == (

@@ -12,7 +12,7 @@ from .samplers import BoundSampler
 
 
 @dataclass(frozen=True)
-class BoundAsked(BoundSampler):
+class BoundSingleClient(BoundSampler):
     """One client in a process of its own, which takes part when a server asks it, and is charged
     each time.
 
