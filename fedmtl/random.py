@@ -147,7 +147,7 @@ def keyed_bits(key: int | Words, client: Words, step: int | Words, index: Words)
     Args:
         key: from :func:`derive_key`, or 64-bit keys that broadcast.
         client: 64-bit client keys.
-        step: round or event number in ``[0, 2**32)``.
+        step: number of the round or activation in ``[0, 2**32)``.
         index: position within (client, step), in ``[0, 2**32)``; broadcast against ``client``.
     """
     low = client & _MASK

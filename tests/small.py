@@ -56,7 +56,7 @@ class Ends(Callback):
     def __init__(self, step: int, error: type[BaseException] = Ended) -> None:
         self.step, self.error = step, error
 
-    def on_event(self, event: Any, state: Any) -> None:
+    def on_block(self, event: Any, state: Any) -> None:
         if event.step >= self.step:
             raise self.error("at the end")
 

@@ -291,7 +291,7 @@ def _school_records() -> list[Row]:
         for tau in (0.03, 0.1, 0.3)
     ]
     clocks = PoissonClocks(per_client=10)
-    latencies = Latencies(latency=RandomLatency("expon", {}), activations=4)
+    latencies = Latencies(latency=RandomLatency("expon", {}), per_client=4)
     # Every school acts as often as its clock or its latency lets it, up to the cap.
     apart: tuple[tuple[str, str, Any, Any, int, str], ...] = (
         ("peers", "peer averaging", peers, clocks, 1390, "one at a time, 10 wake-ups each"),

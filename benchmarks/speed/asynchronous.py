@@ -106,7 +106,7 @@ class Workload:
     ) -> tuple[float, Tensor]:
         """Seconds, and the models (R, ...) at the end; ``scales`` (R, n) of the noise."""
         models, bound = [], self.open(events, runs)[1]
-        table = bound.events(0, 0, events, replicates=runs)
+        table = bound.activations(0, 0, events, replicates=runs)
         everyone = table.client.tolist()
         began = clock()
         for run, who in enumerate(everyone):
@@ -178,7 +178,7 @@ def learner(records: int) -> Workload:
             for epsilon in (90_000.0 / records, 180_000.0 / records, 360_000.0 / records)
         ),
         schedule=lambda events: PoissonClocks(
-            events=events, per_client=max(1, 2 * events // owners)
+            activations=events, per_client=max(1, 2 * events // owners)
         ),
         loop=loop,
         law=laplace,
@@ -211,7 +211,7 @@ def tasks() -> Workload:
         algorithm=algorithm,
         budgets=(RecordPrivacy(clip_norm=1.0, noise_multiplier=0.1, mechanism="l2_laplace"),),
         schedule=lambda events: Latencies(
-            latency=RandomLatency("uniform", {"scale": 15.0}), events=events
+            latency=RandomLatency("uniform", {"scale": 15.0}), activations=events
         ),
         loop=lambda who, noise: run(who, noise).T,
         law=l2_laplace,

@@ -99,7 +99,7 @@ def run(
     )
     algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-5)
-    schedule = bind_schedule(PoissonClocks(events=events, per_client=per_client), data)
+    schedule = bind_schedule(PoissonClocks(activations=events, per_client=per_client), data)
     plans = releases_of(algorithm, problem, schedule)
     channel = open_channel(privacy, plans, schedule.describe(), seed=0, replicates=replicates)
     state = algorithm.init(problem, replicates)
@@ -138,9 +138,9 @@ def main() -> None:
             for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)
         ]
         events = (
-            PoissonClocks(events=20_000, per_client=250)
+            PoissonClocks(activations=20_000, per_client=250)
             .bind(100)
-            .events(0, 0, 20_000)
+            .activations(0, 0, 20_000)
             .client[0]
             .tolist()
         )

@@ -40,7 +40,7 @@ class Clock(Callback):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def on_event(self, block: Any, state: Any) -> None:
+    def on_block(self, block: Any, state: Any) -> None:
         self.times.append(time.perf_counter())
 
 

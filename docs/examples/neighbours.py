@@ -36,7 +36,7 @@ print("epsilon against everybody: 1; the median against")
 print("wake-ups  accuracy  a neighbour  2 edges away  3 edges away  5 agents together")
 for wakeups in words.wakeups:
     run = replace(trainer, schedule=PoissonClocks(per_client=wakeups))
-    events = run.bound_schedule.events(run.seed, 0, run.bound_schedule.steps).client[0].numpy()
+    events = run.bound_schedule.activations(run.seed, 0, run.bound_schedule.steps).client[0].numpy()
     one = pairwise_privacy(network, events, multipliers, delta)
     five = pairwise_privacy(network, events, multipliers, delta, adversaries=together)
     near = [np.median(one.epsilon[one.distance == edges]) for edges in (1, 2, 3)]

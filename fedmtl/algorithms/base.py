@@ -26,7 +26,7 @@ Public = Mapping[str, Tensor]
 
 @dataclass
 class State:
-    """The state of an algorithm between two events: tensors only, so it is the checkpoint.
+    """The state of an algorithm between two steps: tensors only, so it is the checkpoint.
 
     Attributes:
         public: tensors that observers may see; they change only by releases.
@@ -162,7 +162,7 @@ class Algorithm(Checked):
         return self
 
     def scheduled(self, schedule: Any) -> Any:
-        """Returns the schedule of a run with the events that the method adds; none by default.
+        """Returns the schedule of a run with the activations that the method adds; none by default.
 
         Args:
             schedule: a ``BoundSampler`` or a ``BoundSchedule``.
@@ -198,7 +198,7 @@ class Algorithm(Checked):
         return gradient_plan(problem.data, self.local, problem.dimension, trainings=trainings)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Returns the state before the first event; empty by default.
+        """Returns the state before the first step; empty by default.
 
         Args:
             problem: of the run. The public part of the state never reads data.
@@ -233,7 +233,7 @@ class Algorithm(Checked):
 
         Args:
             problem: of the run.
-            state: after any event.
+            state: after any step.
             clients: int64 (k,).
         """
         name = type(self).__name__
@@ -243,7 +243,7 @@ class Algorithm(Checked):
         """Returns the released shared model (D,); None, the default, if there is none.
 
         Args:
-            state: after any event.
+            state: after any step.
         """
         return None
 
@@ -255,7 +255,7 @@ class Algorithm(Checked):
 
         Args:
             problem: of the run.
-            state: after the last event.
+            state: after the last step.
             personal: (n, D), the personal models.
         """
         return {}
@@ -267,7 +267,7 @@ class Algorithm(Checked):
 
         Args:
             problem: of the run.
-            state: after any event.
+            state: after any step.
             clients: int64 (k,).
         """
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
@@ -280,16 +280,16 @@ class Algorithm(Checked):
         return None
 
     def claim_beside(
-        self, problem: Problem, state: State, channel: Any, events: Callable[[], Tensor]
+        self, problem: Problem, state: State, channel: Any, acting: Callable[[], Tensor]
     ) -> ClaimBeside | None:
         """Returns a claim of privacy beside the ledger's, against a weaker adversary; None by
         default.
 
         Args:
             problem: of the run.
-            state: after the last event.
+            state: after the last step.
             channel: of the run.
-            events: makes the client of each activation, int64 (S,), of methods that have these.
+            acting: makes the client of each activation, int64 (S,), of methods that have these.
         """
         return None
 
@@ -300,6 +300,6 @@ class Algorithm(Checked):
 
         Args:
             problem: of the run.
-            state: after any event, with the tensors of all clients.
+            state: after any step, with the tensors of all clients.
         """
         return None

@@ -248,13 +248,13 @@ def simulated_states(
     settings = None
     if privacy is not None:
         settings = replace(privacy, source="seeded")
-    runs, events = block.client.shape
+    runs, activations = block.client.shape
     # a channel without a ledger: simulated noise on public records costs nothing
     channel = open_channel(settings, plans, "simulated", seed=seed, replicates=runs)
     assert isinstance(channel, Activations)
     lengths = torch.from_numpy(channel.accountant.fitting(block.clients.numpy()))
     # (R, S, 1): after the end of its budget no client acts in a run
-    within = (torch.arange(events) < lengths[:, None])[:, :, None]
+    within = (torch.arange(activations) < lengths[:, None])[:, :, None]
     block = replace(block, clients=torch.where(within, block.clients, -1))
     state = algorithm.init(problem, runs)
     yield state

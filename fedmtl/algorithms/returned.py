@@ -150,7 +150,7 @@ def checked_models(function: str, models: Any, clients: int, dimension: int) -> 
 
 
 def check_state(method: str, state: Any, kind: type) -> None:
-    """Checks the state before the first event.
+    """Checks the state before the first step.
 
     Args:
         method: its name.

@@ -36,13 +36,13 @@ _SLACK = 0.01  # the largest error of P that is added to it
 
 
 def messages(
-    network: Network, events: Ints, released: NDArray[np.bool_], prime: int | None = None
+    network: Network, acting: Ints, released: NDArray[np.bool_], prime: int | None = None
 ) -> NDArray[Any]:
-    """Returns A (T, n): the message of event t is minus the sum of a_ti g_i.
+    """Returns A (T, n): the message of activation t is minus the sum of a_ti g_i.
 
     Args:
         network: the graph and the public constants.
-        events: (T,), the agents that wake up and send, in order.
+        acting: (T,), the agents that wake up and send, in order.
         released: (n,), False for agents that release nothing.
         prime: for the residues of the same numbers, int64; None for float64.
     """
@@ -57,8 +57,8 @@ def messages(
         sent = _residues(sent, prime)
         kept = _residues(kept, prime)
     latest = np.zeros((len(alpha), len(alpha)), dtype=sent.dtype)
-    rows = np.zeros((len(events), len(alpha)), dtype=sent.dtype)
-    for event, k in enumerate(events.tolist()):
+    rows = np.zeros((len(acting), len(alpha)), dtype=sent.dtype)
+    for activation, k in enumerate(acting.tolist()):
         neighbours, _ = network.neighbours[k]
         terms = mixing[k][:, None] * latest[neighbours]
         own = kept[k] * latest[k]
@@ -70,7 +70,7 @@ def messages(
         if prime is not None:
             row %= prime
         latest[k] = row
-        rows[event] = row
+        rows[activation] = row
     return rows
 
 

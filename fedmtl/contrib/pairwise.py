@@ -64,7 +64,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 logger = logging.getLogger("fedmtl")
-MOST = 1_000  # agents; the messages are a dense matrix of events and agents
+MOST = 1_000  # agents; the messages are a dense matrix of activations and agents
 _SHOWN = 4  # distances in a line of text
 
 
@@ -184,7 +184,7 @@ def epsilons(mu: Array, delta: float) -> Array:
 
 def pairwise_privacy(
     network: Network,
-    events: Ints,
+    acting: Ints,
     multipliers: Array,
     delta: float,
     *,
@@ -195,7 +195,7 @@ def pairwise_privacy(
 
     Args:
         network: the graph and the public constants.
-        events: (T,), the agent of every wake-up, in order.
+        acting: (T,), the agent of every wake-up, in order.
         multipliers: (n,), sigma_i / Delta_i of each agent's release; 0 for no noise.
         delta: of every epsilon, above 0 and below 1.
         released: (n,), False for agents that released nothing; None: those without records.
@@ -233,10 +233,10 @@ def pairwise_privacy(
     # in units of 2 C, which cancels
     sensitivity = 1.0 / np.maximum(network.counts, 1)
     noise = multipliers * sensitivity
-    rows = messages(network, events, released)
-    residues = [messages(network, events, released, prime) for prime in PRIMES]
+    rows = messages(network, acting, released)
+    residues = [messages(network, acting, released, prime) for prime in PRIMES]
     # a message is made of earlier ones by a sum over neighbours
-    rounding = len(events) * (int(network.graph.degrees.max()) + 4) * ROUNDING
+    rounding = len(acting) * (int(network.graph.degrees.max()) + 4) * ROUNDING
     hops = shortest_path(network.graph.weights, directed=False, unweighted=True)
     mu = np.full((len(adversaries), n), math.nan)
     distance = np.zeros((len(adversaries), n))
@@ -246,7 +246,7 @@ def pairwise_privacy(
         inside = np.zeros(n, dtype=bool)
         inside[[places[name] for name in members]] = True
         heard = (network.graph.weights[inside].sum(0) > 0) & ~inside
-        view = heard[events]
+        view = heard[acting]
         others = [part[view][:, ~inside] for part in (rows, *residues)]
         shifts, exact = information(others[0], others[1:], noise[~inside], rounding)
         mu[each, ~inside] = sensitivity[~inside] * np.sqrt(shifts)

@@ -148,7 +148,7 @@ class PeerAveraging(PeerToPeer):
         problem: Problem,
         state: State,
         channel: Activations,
-        events: Callable[[], Tensor],
+        acting: Callable[[], Tensor],
     ) -> PairwisePrivacy | None:
         """Returns the epsilons of the agents against each other, if ``pairwise`` asks for them."""
         if not self.pairwise:
@@ -157,7 +157,7 @@ class PeerAveraging(PeerToPeer):
         assert channel.delta is not None
         return pairwise_privacy(
             self.network(problem),
-            events().numpy(),
+            acting().numpy(),
             np.broadcast_to(channel.noise_multipliers, problem.clients),
             channel.delta,
             released=state.public["answers_so_far"][0].numpy() > 0,

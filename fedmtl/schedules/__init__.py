@@ -1,4 +1,4 @@
-"""Participation schedules: iterators of the events of clients in virtual time."""
+"""Participation schedules: iterators of the activations of clients in virtual time."""
 
 from .activations import BoundSchedule
 from .block import Block, rounds

@@ -31,7 +31,7 @@ Gaps = Callable[[Ints, Ints], Array]
 ENDLESS = 1 << 31
 """The cap of a client without one."""
 
-_BLOCK = 256  # events of a block at most
+_BLOCK = 256  # activations of a block at most
 _CHUNK = 1 << 16  # activations that are computed at once
 _TABLE = 1 << 20  # activations of all replicates that are made at once at least
 
@@ -65,7 +65,7 @@ class BoundSchedule:
     Example:
         >>> from fedmtl import PoissonClocks
         >>> schedule = PoissonClocks(per_client=2).bind(3)
-        >>> block = schedule.events(seed=0, start=0, stop=6)
+        >>> block = schedule.activations(seed=0, start=0, stop=6)
         >>> sorted(block.client[0].tolist())  # each client acts twice
         [0, 0, 1, 1, 2, 2]
     """
@@ -120,15 +120,15 @@ class BoundSchedule:
             limit += initial
         return replace(self, caps=self.caps + acts, max_activations=limit, initial=initial)
 
-    def events(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
-        """Returns events ``start`` to ``stop - 1``.
+    def activations(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
+        """Returns activations ``start`` to ``stop - 1``.
 
         A replicate whose clients have all finished is filled up with client -1 at the time of its
         last activation.
 
         Args:
             seed: of the run.
-            start: the first event, at least 0.
+            start: the first activation, at least 0.
             stop: one past the last, at least ``start`` and at most ``steps``.
             replicates: R.
 
@@ -137,8 +137,8 @@ class BoundSchedule:
         """
         if not 0 <= start <= stop <= self.steps:
             within = f"a window must be within [0, {self.steps}]"
-            raise ConfigError(f"events {start} to {stop} were asked for; {within}.")
-        positive_int("events", replicates=replicates)
+            raise ConfigError(f"activations {start} to {stop} were asked for; {within}.")
+        positive_int("activations", replicates=replicates)
         key, time, client = self._table
         before = 0
         if key == (seed, replicates):
@@ -165,22 +165,22 @@ class BoundSchedule:
     def blocks(
         self, seed: int, start: int, stop: int, *, cuts: Sequence[int] = (), replicates: int = 1
     ) -> Iterator[Block]:
-        """Yields events ``start`` to ``stop - 1`` in blocks.
+        """Yields activations ``start`` to ``stop - 1`` in blocks.
 
         No block reaches over a multiple of one of ``cuts``: the ends of blocks do not depend on the
-        first event.
+        first activation.
 
         Args:
             seed: of the run.
-            start: the first event.
+            start: the first activation.
             stop: one past the last.
-            cuts: numbers of events.
+            cuts: numbers of activations.
             replicates: R.
         """
         while start < stop:
             ends = [start - start % cut + cut for cut in (_BLOCK, *cuts)]
             end = min(stop, *ends)
-            yield self.events(seed, start, end, replicates=replicates)
+            yield self.activations(seed, start, end, replicates=replicates)
             start = end
 
     def draws(self, seed: int, replicate: int = 0) -> tuple[Gaps, Absences | None]:

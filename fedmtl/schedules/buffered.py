@@ -83,7 +83,7 @@ class Buffered(Checked):
         latency = self.latency
         if latency == 0:
             latency = 1.0
-        return Latencies(latency=latency, activations=1, scale=self.scale, dropouts=self.dropouts)
+        return Latencies(latency=latency, per_client=1, scale=self.scale, dropouts=self.dropouts)
 
     def bind(
         self,

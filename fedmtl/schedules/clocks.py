@@ -28,7 +28,7 @@ class AsynchronousSchedule(Checked, ABC):
         >>> from fedmtl import PoissonClocks
         >>> from fedmtl.schedules import AsynchronousSchedule
         >>> schedule: AsynchronousSchedule = PoissonClocks(per_client=2)
-        >>> sorted(schedule.bind(3).events(0, 0, 6).client.flatten().tolist())
+        >>> sorted(schedule.bind(3).activations(0, 0, 6).client.flatten().tolist())
         [0, 0, 1, 1, 2, 2]
     """
 
@@ -67,12 +67,12 @@ class PoissonClocks(AsynchronousSchedule):
     """Schedules activations by independent Poisson clocks (Farokhi et al., section III; Bellet et
     al., section 2.3).
 
-    The merged process has exponential gaps of the summed rate, and each event belongs to client i
-    with probability rate_i / sum of rates, independently. A client that has reached its cap acts no
-    more.
+    The merged process has exponential gaps of the summed rate, and each activation belongs to
+    client i with probability rate_i / sum of rates, independently. A client that has reached
+    its cap acts no more.
 
     Args:
-        events: of the whole run, T; None runs until every client has reached its cap.
+        activations: of the whole run, T; None runs until every client has reached its cap.
         per_client: the most activations of each client, one number or one for each client; None for
             no cap.
         rate: activations per unit of time, one number or one for each client; 0 never acts.
@@ -84,12 +84,12 @@ class PoissonClocks(AsynchronousSchedule):
         (12, [3, 3, 3, 3])
     """
 
-    events: Count | None = None
+    activations: Count | None = None
     per_client: int | Sequence[int] | None = None
     rate: float | Sequence[float] = 1.0
 
     def __post_init__(self) -> None:
-        _check_length(self, self.events, "per_client", self.per_client)
+        _check_length(self, self.activations, self.per_client)
         non_negative(self, **entries_of("rate", self.rate))
 
     def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
@@ -99,7 +99,7 @@ class PoissonClocks(AsynchronousSchedule):
         # the mean gap is the inverse of the rate
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
         description = "independent Poisson clocks"
-        limit = self.events
+        limit = self.activations
         return BoundSchedule(description, exponential, scale, caps, names, keys, "poisson", limit)
 
 
@@ -112,23 +112,23 @@ class Latencies(AsynchronousSchedule):
 
     Args:
         latency: law of the time from one activation to the next; a number is a constant time.
-        activations: the most activations of each client, one number or one for each client (0 never
+        activations: of the whole run; None runs until every client has reached its cap.
+        per_client: the most activations of each client, one number or one for each client (0 never
             acts); None for no cap.
-        events: of the whole run; None runs until every client has reached its cap.
         scale: factor of the latencies, one number or one for each client: stragglers have large
             ones.
         dropouts: clients that leave and come back.
 
     Example:
         >>> from fedmtl import Latencies
-        >>> schedule = Latencies(latency=1.0, activations=2, scale=[1.0, 1.0, 5.0]).bind(3)
-        >>> schedule.events(0, 0, 6).client.tolist()
+        >>> schedule = Latencies(latency=1.0, per_client=2, scale=[1.0, 1.0, 5.0]).bind(3)
+        >>> schedule.activations(0, 0, 6).client.tolist()
         [[0, 1, 0, 1, 2, 2]]
     """
 
     latency: float | RandomLatency | TraceLatency
-    activations: int | Sequence[int] | None = None
-    events: Count | None = None
+    activations: Count | None = None
+    per_client: int | Sequence[int] | None = None
     scale: float | Sequence[float] = 1.0
     dropouts: Dropouts | None = None
 
@@ -138,13 +138,13 @@ class Latencies(AsynchronousSchedule):
     def __post_init__(self) -> None:
         if not isinstance(self.latency, RandomLatency | TraceLatency):
             positive(self, latency=self.latency)
-        _check_length(self, self.events, "activations", self.activations)
+        _check_length(self, self.activations, self.per_client)
         positive(self, **entries_of("scale", self.scale))
 
     def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
         if self.dropouts is not None:
             self.dropouts.check(names)
-        caps = _per_client(self, "activations", len(names), np.int64)
+        caps = _per_client(self, "per_client", len(names), np.int64)
         scale = _per_client(self, "scale", len(names), np.float64)
         law: Law = constant
         if isinstance(self.latency, RandomLatency):
@@ -167,7 +167,7 @@ class Latencies(AsynchronousSchedule):
             names=names,
             keys=keys,
             purpose="latency",
-            max_activations=self.events,
+            max_activations=self.activations,
             waits=self.waits,
             dropouts=self.dropouts,
             measured=isinstance(self.latency, TraceLatency),
@@ -178,14 +178,14 @@ class Latencies(AsynchronousSchedule):
 class Synchronous(Latencies):
     """Schedules rounds with latencies, in which the server waits for the slowest client.
 
-    A round has one event for each client, in the order of the clients, all at the time of the
+    A round has one activation of each client, in the order of the clients, all at the time of the
     slowest. Activation k of a client takes exactly the latency that it takes under
     :class:`Latencies` with the same seed.
 
     Example:
         >>> from fedmtl import Synchronous
-        >>> schedule = Synchronous(latency=1.0, activations=2, scale=[1.0, 1.0, 5.0]).bind(3)
-        >>> schedule.events(0, 0, 6).client.tolist()
+        >>> schedule = Synchronous(latency=1.0, per_client=2, scale=[1.0, 1.0, 5.0]).bind(3)
+        >>> schedule.activations(0, 0, 6).client.tolist()
         [[0, 1, 2, 0, 1, 2]]
     """
 
@@ -235,15 +235,15 @@ def entries_of(name: str, value: Any) -> dict[str, Any]:
 
 
 def _check_length(
-    settings: object, events: int | None, name: str, caps: int | Sequence[int] | None
+    settings: object, activations: int | None, caps: int | Sequence[int] | None
 ) -> None:
     """Refuses caps that are no whole numbers, or a run without an end."""
-    if events is None and caps is None:
-        needed = f"events, {name} or both: a run must end"
+    if activations is None and caps is None:
+        needed = "activations, per_client or both: a run must end"
         raise ConfigError(f"{type(settings).__name__} needs {needed}.")
     if caps is None:
         return
     # a single client may have the cap 0, all of them may not
     if _entries(caps) is None:
-        positive_int(settings, **{name: caps})
-    bounded(settings, entries_of(name, caps), COUNT)
+        positive_int(settings, per_client=caps)
+    bounded(settings, entries_of("per_client", caps), COUNT)

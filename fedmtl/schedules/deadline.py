@@ -78,7 +78,7 @@ class Deadline(Checked):
             ConfigError: another number of factors than clients.
             DataError: a trace is malformed or misses a client.
         """
-        times = Latencies(latency=self.latency, activations=1, scale=self.scale)
+        times = Latencies(latency=self.latency, per_client=1, scale=self.scale)
         gaps, _ = times.bind(len(names), names=names, keys=keys).draws(seed)
         everyone = np.arange(len(names))
 

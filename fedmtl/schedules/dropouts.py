@@ -36,8 +36,8 @@ class Dropouts(Checked):
         >>> from fedmtl import Latencies
         >>> from fedmtl.schedules import Dropouts, TraceLatency
         >>> away = Dropouts(intervals={"0": [(0.0, 5.0)]})
-        >>> schedule = Latencies(latency=TraceLatency([[1.0], [2.0]]), dropouts=away, events=4)
-        >>> block = schedule.bind(2).events(seed=0, start=0, stop=4)
+        >>> schedule = Latencies(latency=TraceLatency([[1.0], [2.0]]), dropouts=away, activations=4)
+        >>> block = schedule.bind(2).activations(seed=0, start=0, stop=4)
         >>> block.time[0].tolist(), block.client[0].tolist()  # client 0 answers at its return
         ([2.0, 4.0, 5.0, 6.0], [1, 1, 0, 0])
     """

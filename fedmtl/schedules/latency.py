@@ -53,7 +53,8 @@ class RandomLatency:
         >>> from fedmtl import Latencies
         >>> from fedmtl.schedules import RandomLatency
         >>> latency = RandomLatency("uniform", {"scale": 15.0})
-        >>> block = Latencies(latency=latency, events=3).bind(2).events(seed=0, start=0, stop=3)
+        >>> schedule = Latencies(latency=latency, activations=3).bind(2)
+        >>> block = schedule.activations(seed=0, start=0, stop=3)
         >>> bool((block.time[0].diff() >= 0).all())
         True
     """
@@ -112,7 +113,8 @@ class TraceLatency:
         >>> from fedmtl import Latencies
         >>> from fedmtl.schedules import TraceLatency
         >>> latency = TraceLatency([[1.0], [2.5]])  # seconds of two clients
-        >>> block = Latencies(latency=latency, events=3).bind(2).events(seed=0, start=0, stop=3)
+        >>> schedule = Latencies(latency=latency, activations=3).bind(2)
+        >>> block = schedule.activations(seed=0, start=0, stop=3)
         >>> block.time[0].tolist(), block.client[0].tolist()
         ([1.0, 2.0, 2.5], [0, 0, 1])
     """

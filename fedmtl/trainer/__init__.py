@@ -1,4 +1,4 @@
-"""The one loop: events in, a result and a run folder out."""
+"""The one loop: rounds and activations in, a result and a run folder out."""
 
 from .callbacks import Callback, ProgressBar
 from .hooks import RunAudit

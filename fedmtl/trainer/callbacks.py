@@ -37,7 +37,7 @@ class Callback:
         >>> from fedmtl import LocalSGD, Trainer, load_data, models
         >>> class Count(Callback):
         ...     rounds = 0
-        ...     def on_event(self, event, state):
+        ...     def on_block(self, block, state):
         ...         self.rounds += 1
         >>> count = Count()
         >>> result = Trainer(
@@ -55,7 +55,7 @@ class Callback:
     """
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        """Called before the first event of this process.
+        """Called before the first step of this process.
 
         Args:
             name: of the method.
@@ -63,7 +63,7 @@ class Callback:
             step: rounds that are done already, of a run that is resumed.
         """
 
-    def on_event(self, block: Block, state: State) -> None:
+    def on_block(self, block: Block, state: State) -> None:
         """Called after each round, or block of activations.
 
         Args:
@@ -79,7 +79,7 @@ class Callback:
         """
 
     def on_end(self, result: Result | None) -> None:
-        """Called after the last event.
+        """Called after the last step.
 
         Args:
             result: of the run; None if it was interrupted.
@@ -136,7 +136,7 @@ class ProgressBar(Callback):
             self._bar.start()
             self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
 
-    def on_event(self, block: Block, state: State) -> None:
+    def on_block(self, block: Block, state: State) -> None:
         """Moves the bar to the last step of the block."""
         if self._bar is not None:
             self._bar.update(self._task, completed=block.step + 1)

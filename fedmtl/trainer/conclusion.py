@@ -135,7 +135,7 @@ def _acted(settings: Trainer, step: int) -> Tensor:
     """Returns the client of each activation up to ``step``, int64 (S,), of the first replicate."""
     schedule = settings.bound_schedule
     assert isinstance(schedule, BoundSchedule)  # methods in rounds have no activations
-    clients = schedule.events(settings.seed, 0, step, replicates=settings.runs).client[0]
+    clients = schedule.activations(settings.seed, 0, step, replicates=settings.runs).client[0]
     return clients[clients >= 0]
 
 

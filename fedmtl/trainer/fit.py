@@ -157,7 +157,7 @@ def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
     with engine.ranks.agree():
         problem = settings.problem(ranks=engine.ranks)
         count = processes(settings, problem)
-    # Threads pay off for large cohorts of large models only; one event is one client's otherwise.
+    # Threads pay off for large cohorts of large models only; without rounds a step is one client's.
     cohort = 1.0
     products = math.inf
     if isinstance(settings.bound_schedule, BoundSampler):

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def held_interruption() -> Iterator[Callable[[], bool]]:
-    """Holds back the first SIGINT until the event that is being computed is over; a second one
+    """Holds back the first SIGINT until the block that is being computed is over; a second one
     interrupts at once.
 
     It does so only if SIGINT would raise KeyboardInterrupt, in the main thread: other handlers stay

@@ -263,7 +263,7 @@ def _compute_steps(
             step = block.step + 1
             evaluations.warn_first(step)
             for callback in begun.callbacks:
-                callback.on_event(block, state)
+                callback.on_block(block, state)
             if step % plan.every == 0 and step < plan.stop:
                 evaluations.evaluate(state, step)
             stopped = stop_reason(begun, step)

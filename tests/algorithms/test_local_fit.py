@@ -35,7 +35,7 @@ CASES = {
     ),
     "pp_dmtl": (
         PPDMTL(loss="squared", tau=0.3, row_norm=10.0),
-        Latencies(latency=1.0, activations=2),
+        Latencies(latency=1.0, per_client=2),
         lambda r, w: (r @ r, 0.15 * w @ w),
     ),
     "learner": (

@@ -205,15 +205,15 @@ def test_the_ledger_is_charged_for_every_agents_release_before_it_is_made(tmp_pa
         folder=tmp_path,
         progress=False,
     )
-    assert trainer.bound_schedule.events(0, 0, N + 4).client[0, :N].tolist() == list(range(N))
+    assert trainer.bound_schedule.activations(0, 0, N + 4).client[0, :N].tolist() == list(range(N))
     result = trainer.fit()
     assert participations(tmp_path / "private/ledger.jsonl") == dict.fromkeys(range(N), 4)
     assert result.privacy.releases == 4 * N
     assert result.privacy.epsilon == pytest.approx(3.0, rel=1e-4)
     assert "each acts once before all others" in str(result.privacy)
     channel_of_others = PoissonClocks(per_client=3).bind(N, names=data.ids, keys=data.keys)
-    rest = trainer.bound_schedule.events(0, N, 4 * N).client
-    assert torch.equal(rest, channel_of_others.events(0, 0, 3 * N).client), (
+    rest = trainer.bound_schedule.activations(0, N, 4 * N).client
+    assert torch.equal(rest, channel_of_others.activations(0, 0, 3 * N).client), (
         "the clocks are as without a warm start"
     )
 

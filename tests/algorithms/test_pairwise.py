@@ -457,8 +457,8 @@ def test_what_is_not_covered_is_refused() -> None:
     refused("is of one run", replicates=2)
     names = trainer().data.ids
     trace = TraceLatency({name: [1.0, 2.0] for name in names})
-    refused("latencies of a trace are measured", schedule=Latencies(latency=trace, activations=2))
-    away = Latencies(latency=1.0, activations=2, dropouts=Dropouts(rate=0.1, duration=1.0))
+    refused("latencies of a trace are measured", schedule=Latencies(latency=trace, per_client=2))
+    away = Latencies(latency=1.0, per_client=2, dropouts=Dropouts(rate=0.1, duration=1.0))
     refused("every message arrives", schedule=away)
     own = network(ring(4))
     for wrong in ([["nobody"]], [[]]):

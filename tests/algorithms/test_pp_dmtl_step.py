@@ -18,7 +18,7 @@ from tests.algorithms.harness import problem_of, run_activations
 
 TASKS, EVENTS = 8, 900
 SLOW = Latencies(
-    latency=RandomLatency("uniform"), events=EVENTS, scale=[8.0, 8.0] + [1.0] * (TASKS - 2)
+    latency=RandomLatency("uniform"), activations=EVENTS, scale=[8.0, 8.0] + [1.0] * (TASKS - 2)
 )
 
 
@@ -64,7 +64,7 @@ def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -
     smooth = 0.25 if loss == "logistic" else 2.0
     assert found.delay >= 1
     assert (found.delay + 1) * found.a2 * smooth <= 2 * (1 + 1e-9)
-    block = bind_schedule(SLOW, work.data).events(3, 0, EVENTS, replicates=1)
+    block = bind_schedule(SLOW, work.data).activations(3, 0, EVENTS, replicates=1)
     worst = replace(algorithm, a2=None, delay=largest_delay(block.client))
     ends = []
     for one in (found, worst):

@@ -199,7 +199,7 @@ class Featured(AsyncLearner):
 
 
 _CLOCKS = PoissonClocks(per_client=USES)
-_LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=USES)
+_LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), per_client=USES)
 ONE_AT_A_TIME = {
     "async_learner": (AsyncLearner(loss="logistic", reg=1e-3), _CLOCKS),
     "p2p": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5), _CLOCKS),

@@ -168,7 +168,7 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     channel = open_channel(
         None, releases_of(algorithm, problem, schedule), schedule.describe(), seed=0
     )
-    state, block = algorithm.init(problem), schedule.events(0, 0, schedule.steps)
+    state, block = algorithm.init(problem), schedule.activations(0, 0, schedule.steps)
     exact = optimum(objective := PeerProblem.of(algorithm, problem))
     assert float(algorithm.objective(problem, state)[0]) == pytest.approx(
         objective.value(np.zeros((5, 3)))

@@ -50,7 +50,6 @@ _SMALL: dict[str, str | int] = {
     "schedule.buffer": 2,
     "schedule.rest": 2,
     "schedule.per_client": 3,
-    "schedule.activations": 3,
     "rounds": 2,
     "replicates": 2,
     "progress": "false",

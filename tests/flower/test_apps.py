@@ -127,7 +127,7 @@ def expected_of(name: str) -> tuple[Result, dict[str, torch.Tensor]]:
     seen = {}
 
     class Watch(Callback):
-        def on_event(self, block, state) -> None:
+        def on_block(self, block, state) -> None:
             seen.update({f"public.{key}": value.clone() for key, value in state.public.items()})
 
     return replace(trainer_of(name), callbacks=(Watch(),)).fit(), seen
@@ -330,7 +330,7 @@ def test_a_run_whose_nodes_are_all_gone_does_not_spend_its_budget_on_noise(tmp_p
     server, grid = apart(trainer_of("fedavg"), tmp_path)
 
     class Gone(Callback):
-        def on_event(self, block, state):
+        def on_block(self, block, state):
             grid.nodes = {}
 
     with pytest.raises(TrainingError, match="ends before a further round is charged"):
@@ -636,7 +636,7 @@ def test_records_as_pairs_are_split_as_the_trainer_splits_them(tmp_path: Path) -
         (
             {
                 "algorithm": PeerToPeer(graph=Ring()),
-                "schedule": PoissonClocks(events=8),
+                "schedule": PoissonClocks(activations=8),
                 "privacy": None,
                 "rounds": 8,
             },

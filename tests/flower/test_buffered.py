@@ -57,7 +57,7 @@ class Watch(Callback):
     def __init__(self) -> None:
         self.steps: list[dict[int, int]] = []
 
-    def on_event(self, block, state) -> None:
+    def on_block(self, block, state) -> None:
         versions = block.starts.versions.tolist()
         self.steps.append(dict(sorted(zip(block.cohort.tolist(), versions, strict=True))))
 
@@ -141,7 +141,7 @@ def test_late_answers_are_those_of_the_simulation(
     data = trainer.data
     simulated, real = Watch(), Watch()
     expected = replace(trainer, folder=tmp_path / "one", callbacks=(simulated,)).fit()
-    alone = Latencies(latency=LOGNORMAL, activations=200, scale=scale)
+    alone = Latencies(latency=LOGNORMAL, per_client=200, scale=scale)
     gaps, _ = alone.bind(N, names=data.ids, keys=data.keys).draws(trainer.seed)
 
     def latency(client: str, number: int) -> float:

@@ -158,7 +158,7 @@ def test_every_attempt_draws_other_records(tmp_path: Path) -> None:
     class Rows(Callback):
         """What every node has on its disk when an attempt has ended."""
 
-        def on_event(self, event: Any, state: Any) -> None:
+        def on_block(self, event: Any, state: Any) -> None:
             for name in trainer.data.ids:
                 (path,) = (tmp_path / "nodes" / name).glob("*/state.safetensors")
                 answer = Answer.read(path, torch.device("cpu"))
@@ -291,7 +291,7 @@ def test_too_many_losses_release_nothing(
     seen = []
 
     class Watch(Callback):
-        def on_event(self, block: Any, state: Any) -> None:
+        def on_block(self, block: Any, state: Any) -> None:
             seen.append({f"public.{key}": each.clone() for key, each in state.public.items()})
 
     replace(secured(rounds=2), callbacks=(Watch(),)).fit()

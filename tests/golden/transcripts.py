@@ -28,7 +28,7 @@ _STEPS = (
     f"algorithm=async_learner {_TASKS} data.structure=low_rank data.deviation=0 data.public_examples=0 rounds=40 "
     "algorithm.reg=1e-5 schedule.per_client=10"
 )
-_PP_DMTL = f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedule.activations=6 privacy.clip_norm=1.0"
+_PP_DMTL = f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedule.per_client=6 privacy.clip_norm=1.0"
 _PUBLISHED_P2P = f"algorithm=p2p {_AGENTS} algorithm.mu=0.1 schedule.per_client=10"
 RUNS = {
     "pmtl": f"algorithm=pmtl {_DIGITS} algorithm.local.epochs=2",

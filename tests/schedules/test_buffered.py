@@ -80,7 +80,7 @@ def test_the_steps_are_those_of_a_slow_simulation(
         scale=STRAGGLERS,
     )
     # the gaps between the activations of a client that never waits
-    alone = Latencies(latency=LOGNORMAL, activations=200, scale=STRAGGLERS).bind(30)
+    alone = Latencies(latency=LOGNORMAL, per_client=200, scale=STRAGGLERS).bind(30)
     gaps, _ = alone.draws(5)
 
     def latency(client, number):

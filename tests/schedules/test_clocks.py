@@ -1,4 +1,4 @@
-"""Laws, caps, order, windows and replicates of asynchronous schedules, against simulations one event at a time."""
+"""Laws, caps, order, windows and replicates of asynchronous schedules, against simulations one activation at a time."""
 
 import heapq
 from bisect import bisect_right
@@ -35,13 +35,13 @@ def back_at(intervals, time):
     return intervals[place][1] if place >= 0 and intervals[place][1] > time else time
 
 
-def simulate(gaps, caps, events, intervals=None):
-    """A queue of next activations: (time, client), one event at a time."""
+def simulate(gaps, caps, activations, intervals=None):
+    """A queue of next activations: (time, client), one activation at a time."""
     intervals = intervals or [[] for _ in gaps]
     queue = [(back_at(intervals[i], gaps[i][0]), i, 0) for i in range(len(gaps)) if caps[i] > 0]
     heapq.heapify(queue)
     out = []
-    while queue and len(out) < events:
+    while queue and len(out) < activations:
         time, i, k = heapq.heappop(queue)
         if time == np.inf:
             continue
@@ -65,7 +65,7 @@ def same(left, right):
 
 def test_poisson_gaps_are_exponential_of_the_summed_rate_and_owners_by_rate():
     rate = np.array([0.5, 1.0, 2.0, 4.5])
-    table = PoissonClocks(events=20_000, rate=rate.tolist()).bind(4).events(3, 0, 20_000)
+    table = PoissonClocks(activations=20_000, rate=rate.tolist()).bind(4).activations(3, 0, 20_000)
     gaps = np.diff(table.time[0].numpy(), prepend=0.0)
     assert stats.kstest(gaps, stats.expon(scale=1 / rate.sum()).cdf).pvalue > ALPHA
     counts = np.bincount(table.client[0].numpy(), minlength=4)
@@ -80,7 +80,7 @@ def test_poisson_gaps_are_exponential_of_the_summed_rate_and_owners_by_rate():
     assert stats.chi2_contingency(owners).pvalue > ALPHA
 
 
-# --- the order of events
+# --- the order of activations
 
 
 LAWS = {
@@ -99,41 +99,43 @@ LAWS = {
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
-    ("activations", "events"), [(60, None), ([0, 60, 3, 1, 200], None), (300, 200)]
+    ("per_client", "activations"), [(60, None), ([0, 60, 3, 1, 200], None), (300, 200)]
 )
-def test_the_order_is_that_of_a_queue(law, activations, events):
+def test_the_order_is_that_of_a_queue(law, per_client, activations):
     latency, of = LAWS[law]
     scale = [1.0, 2.0, 0.5, 30.0, 1.0]
-    bound = Latencies(latency=latency, activations=activations, events=events, scale=scale).bind(5)
-    caps = [activations] * 5 if isinstance(activations, int) else activations
+    bound = Latencies(
+        latency=latency, per_client=per_client, activations=activations, scale=scale
+    ).bind(5)
+    caps = [per_client] * 5 if isinstance(per_client, int) else per_client
     for replicate in range(2):
         gaps = [
             of(numbers_of("schedule/latency", 9, replicate, i, max(caps))) * scale[i]
             for i in range(5)
         ]
-        expected = simulate(gaps, caps, events or sum(caps))
-        assert rows_of(bound.events(9, 0, bound.steps, replicates=2), replicate) == expected
+        expected = simulate(gaps, caps, activations or sum(caps))
+        assert rows_of(bound.activations(9, 0, bound.steps, replicates=2), replicate) == expected
         assert len(expected) == bound.steps
 
 
 def test_the_clocks_are_those_of_a_queue_with_very_different_rates():
     rate = [1e-3, 1.0, 50.0, 0.0, 3.0]
-    bound = PoissonClocks(rate=rate, events=3_000, per_client=2_500).bind(5)
+    bound = PoissonClocks(rate=rate, activations=3_000, per_client=2_500).bind(5)
     gaps = [
         -np.log1p(-numbers_of("schedule/poisson", 2, 0, i, 2_501)) * (1 / r) if r else []
         for i, r in enumerate(rate)
     ]
-    assert rows_of(bound.events(2, 0, 3_000)) == simulate(
+    assert rows_of(bound.activations(2, 0, 3_000)) == simulate(
         gaps, [2_500 if r else 0 for r in rate], 3_000
     )
 
 
 def test_ties_come_in_the_order_of_clients_and_then_of_activations():
     bound = Latencies(
-        latency=TraceLatency([[1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [2.0]]), events=12
+        latency=TraceLatency([[1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [2.0]]), activations=12
     ).bind(3)
     gaps = [[1.0, 0.0] * 20, [1.0, 0.0, 0.0, 0.0] * 10, [2.0] * 20]
-    assert rows_of(bound.events(0, 0, 12)) == simulate(gaps, [40] * 3, 12)
+    assert rows_of(bound.activations(0, 0, 12)) == simulate(gaps, [40] * 3, 12)
     assert [client for _, client in simulate(gaps, [40] * 3, 12)] == [
         0,
         0,
@@ -156,7 +158,7 @@ def test_ties_come_in_the_order_of_clients_and_then_of_activations():
 def test_synchronous_rounds_end_with_their_slowest():
     scale, caps = [1.0, 3.0, 1.0, 2.0], [5, 40, 40, 0]
     bound = Synchronous(
-        latency=RandomLatency("uniform", {"scale": 15.0}), activations=caps, scale=scale
+        latency=RandomLatency("uniform", {"scale": 15.0}), per_client=caps, scale=scale
     ).bind(4)
     for replicate in range(3):
         gaps = [
@@ -167,17 +169,17 @@ def test_synchronous_rounds_end_with_their_slowest():
             members = [i for i in range(4) if caps[i] > k]
             now += max(gaps[i][k] for i in members)
             expected += [(now, i) for i in members]
-        assert rows_of(bound.events(4, 0, bound.steps, replicates=3), replicate) == expected
+        assert rows_of(bound.activations(4, 0, bound.steps, replicates=3), replicate) == expected
 
 
 def test_a_round_whose_slowest_never_returns_is_never_over():
     away = Dropouts(intervals={"1": [(5.0, np.inf)]})
-    settings = {"latency": 2.0, "activations": 10, "dropouts": away}
+    settings = {"latency": 2.0, "per_client": 10, "dropouts": away}
     bound = Synchronous(**settings).bind(2)
-    table = bound.events(0, 0, bound.steps)
+    table = bound.activations(0, 0, bound.steps)
     assert table.client[0].tolist() == [0, 1, 0, 1] + [-1] * 16
     assert table.time[0].tolist() == [2.0, 2.0, 4.0] + [4.0] * 17
-    free = Latencies(**settings).bind(2).events(0, 0, 20)
+    free = Latencies(**settings).bind(2).activations(0, 0, 20)
     assert free.client[0].tolist() == [0, 1, 0, 1] + [0] * 8 + [-1] * 8
     assert free.time[0, -9:].tolist() == [20.0] * 9
 
@@ -207,7 +209,7 @@ def test_answers_wait_until_their_client_is_back(random):
     away = Dropouts(rate=0.2, duration=6.0) if random else Dropouts(intervals=FIXED)
     settings = {
         "latency": RandomLatency("uniform", {"scale": 3.0}),
-        "activations": 300,
+        "per_client": 300,
         "dropouts": away,
     }
     bound, rounds = Latencies(**settings).bind(4), Synchronous(**settings).bind(4)
@@ -218,7 +220,7 @@ def test_answers_wait_until_their_client_is_back(random):
             for i in range(4)
         ]
         expected = simulate(gaps, [300] * 4, 1_200, gone)
-        found = rows_of(bound.events(5, 0, 1_200, replicates=2), replicate)
+        found = rows_of(bound.activations(5, 0, 1_200, replicates=2), replicate)
         found = [row for row in found if row[1] >= 0]
         assert [row[1:] for row in found] == [row[1:] for row in expected]
         np.testing.assert_allclose(
@@ -230,7 +232,7 @@ def test_answers_wait_until_their_client_is_back(random):
             over += [(now, i) for i in range(4)] if now < np.inf else []
         found = [
             row
-            for row in rows_of(rounds.events(5, 0, 1_200, replicates=2), replicate)
+            for row in rows_of(rounds.activations(5, 0, 1_200, replicates=2), replicate)
             if row[1] >= 0
         ]
         assert [row[1:] for row in found] == [row[1:] for row in over]
@@ -241,29 +243,29 @@ def test_answers_wait_until_their_client_is_back(random):
 
 
 SCHEDULES = {
-    "poisson": PoissonClocks(events=900, rate=[0.1, 1.0, 1.0, 9.0, 0.0]),
+    "poisson": PoissonClocks(activations=900, rate=[0.1, 1.0, 1.0, 9.0, 0.0]),
     "capped": PoissonClocks(per_client=[1, 100, 200, 300, 299]),
-    "lognormal": Latencies(latency=RandomLatency("lognorm", {"s": 1.5}), activations=180),
-    "constant": Latencies(latency=1.0, activations=180),
+    "lognormal": Latencies(latency=RandomLatency("lognorm", {"s": 1.5}), per_client=180),
+    "constant": Latencies(latency=1.0, per_client=180),
     "ties": Latencies(
         latency=TraceLatency(
             [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0], [1.0], [1.0], [0.0, 0.0, 1.0]]
         ),
-        activations=180,
+        per_client=180,
     ),
     "dropouts": Latencies(
         latency=RandomLatency("uniform", {"scale": 3.0}),
-        activations=180,
+        per_client=180,
         dropouts=Dropouts(rate=0.1, duration=20.0),
     ),
     "left": Latencies(
         latency=RandomLatency("uniform", {"scale": 3.0}),
-        activations=180,
+        per_client=180,
         dropouts=Dropouts(intervals={"4": [(30.0, np.inf)]}),
     ),
     "synchronous": Synchronous(
         latency=RandomLatency("lognorm", {"s": 1.5}),
-        activations=180,
+        per_client=180,
         dropouts=Dropouts(rate=0.1, duration=20.0),
     ),
 }
@@ -273,7 +275,7 @@ SCHEDULES = {
 def test_windows_and_replicates_do_not_change_a_run(name):
     settings = SCHEDULES[name]
     assert settings.bind(5).steps == 900
-    whole = settings.bind(5).events(11, 0, 900, replicates=4)
+    whole = settings.bind(5).activations(11, 0, 900, replicates=4)
     assert (whole.first, whole.step, len(whole)) == (0, 899, 900)
     assert bool((whole.time.diff(dim=1) >= 0).all())
     assert not torch.equal(whole.time[0], whole.time[1]) or name in ("constant", "ties")
@@ -288,31 +290,33 @@ def test_windows_and_replicates_do_not_change_a_run(name):
         (899, 900),
         (37, 612),
     ):
-        assert same(bound.events(11, start, stop, replicates=4), whole.window(start, stop))
-    fewer = bound.events(11, 500, 700, replicates=3)
+        assert same(bound.activations(11, start, stop, replicates=4), whole.window(start, stop))
+    fewer = bound.activations(11, 500, 700, replicates=3)
     assert torch.equal(fewer.time, whole.time[:3, 500:700])
     assert torch.equal(fewer.client, whole.client[:3, 500:700])
-    other = bound.events(12, 0, 900, replicates=4)
+    other = bound.activations(12, 0, 900, replicates=4)
     assert not torch.equal(other.time, whole.time) or name in ("constant", "ties")
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_size_of_chunks_and_tables_changes_nothing(monkeypatch, name):
-    whole = SCHEDULES[name].bind(5).events(11, 0, 900, replicates=3)
+    whole = SCHEDULES[name].bind(5).activations(11, 0, 900, replicates=3)
     for chunk in (3, 64):
         monkeypatch.setattr("fedmtl.schedules.activations._CHUNK", chunk)
         monkeypatch.setattr("fedmtl.schedules.activations._TABLE", chunk)
         bound = SCHEDULES[name].bind(5)
         for start, stop in ((0, 1), (1, 30), (30, 900)):
-            assert same(bound.events(11, start, stop, replicates=3), whole.window(start, stop))
+            assert same(bound.activations(11, start, stop, replicates=3), whole.window(start, stop))
 
 
 def test_a_client_keeps_its_times_in_another_place_and_company():
-    settings = Latencies(latency=RandomLatency("uniform"), activations=50)
+    settings = Latencies(latency=RandomLatency("uniform"), per_client=50)
     names = ["ann", "bob", "cy"]
-    few = settings.bind(2, names=["cy", "ann"]).events(0, 0, 100)
-    many = settings.bind(3, names=names).events(0, 0, 150)
-    keyed = settings.bind(3, keys=torch.tensor([id_key(name) for name in names])).events(0, 0, 150)
+    few = settings.bind(2, names=["cy", "ann"]).activations(0, 0, 100)
+    many = settings.bind(3, names=names).activations(0, 0, 150)
+    keyed = settings.bind(3, keys=torch.tensor([id_key(name) for name in names])).activations(
+        0, 0, 150
+    )
     assert same(many, keyed)
     assert torch.equal(few.time[few.client == 1], many.time[many.client == 0])
     assert torch.equal(few.time[few.client == 0], many.time[many.client == 2])
@@ -324,34 +328,37 @@ def test_a_client_keeps_its_times_in_another_place_and_company():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: PoissonClocks(), "needs events, per_client or both"),
+        (lambda: PoissonClocks(), "needs activations, per_client or both"),
         (lambda: PoissonClocks(per_client=2**31), "whole number in"),
         (lambda: PoissonClocks(per_client=[1, -1]), r"per_client\[1\] is -1"),
-        (lambda: PoissonClocks(events=1, rate=[1.0, float("nan")]), r"rate\[1\] is nan"),
+        (lambda: PoissonClocks(activations=1, rate=[1.0, float("nan")]), r"rate\[1\] is nan"),
         (
-            lambda: PoissonClocks(events=1, rate=[1.0, 2.0]).bind(3),
+            lambda: PoissonClocks(activations=1, rate=[1.0, 2.0]).bind(3),
             "rate has 2 entries for 3 clients",
         ),
         (
             lambda: PoissonClocks(per_client=[1, 2]).bind(3),
             "per_client has 2 entries for 3 clients",
         ),
-        (lambda: PoissonClocks(events=1, rate=0.0).bind(3), "no client ever acts"),
-        (lambda: PoissonClocks(events=1).bind(0), "clients is 0"),
-        (lambda: PoissonClocks(events=5).bind(2).events(0, 0, 6), r"within \[0, 5\]"),
-        (lambda: PoissonClocks(events=5).bind(2).events(0, 3, 2), "events 3 to 2"),
-        (lambda: PoissonClocks(events=5).bind(2).events(0, 0, 2, replicates=0), "replicates is 0"),
-        (lambda: Latencies(latency=[1.0, 2.0], events=5), "latency is"),
-        (lambda: Latencies(latency=1.0), "needs events, activations or both"),
-        (lambda: Latencies(latency=1.0, activations=[2, 1.5]), r"activations\[1\] is 1.5"),
+        (lambda: PoissonClocks(activations=1, rate=0.0).bind(3), "no client ever acts"),
+        (lambda: PoissonClocks(activations=1).bind(0), "clients is 0"),
+        (lambda: PoissonClocks(activations=5).bind(2).activations(0, 0, 6), r"within \[0, 5\]"),
+        (lambda: PoissonClocks(activations=5).bind(2).activations(0, 3, 2), "activations 3 to 2"),
         (
-            lambda: Latencies(latency=1.0, activations=[2]).bind(3),
+            lambda: PoissonClocks(activations=5).bind(2).activations(0, 0, 2, replicates=0),
+            "replicates is 0",
+        ),
+        (lambda: Latencies(latency=[1.0, 2.0], activations=5), "latency is"),
+        (lambda: Latencies(latency=1.0), "needs activations, per_client or both"),
+        (lambda: Latencies(latency=1.0, per_client=[2, 1.5]), r"per_client\[1\] is 1.5"),
+        (
+            lambda: Latencies(latency=1.0, per_client=[2]).bind(3),
             "activations has 1 entries for 3",
         ),
-        (lambda: Latencies(latency=1.0, events=5, scale=[1.0]).bind(2), "scale has 1 entries"),
+        (lambda: Latencies(latency=1.0, activations=5, scale=[1.0]).bind(2), "scale has 1 entries"),
         (
             lambda: Latencies(
-                latency=1.0, events=5, dropouts=Dropouts(intervals={"x": [(0, 1)]})
+                latency=1.0, activations=5, dropouts=Dropouts(intervals={"x": [(0, 1)]})
             ).bind(2),
             "names client 'x'",
         ),
@@ -370,9 +377,9 @@ def test_a_client_that_two_names_stand_for_is_refused():
 def test_the_share_of_time_away_is_that_of_an_alternating_process():
     waits = 20_000
     bound = Latencies(
-        latency=1.0, activations=waits, dropouts=Dropouts(rate=0.05, duration=5.0)
+        latency=1.0, per_client=waits, dropouts=Dropouts(rate=0.05, duration=5.0)
     ).bind(1)
-    gaps = np.diff(bound.events(0, 0, waits).time[0].numpy(), prepend=0.0)
+    gaps = np.diff(bound.activations(0, 0, waits).time[0].numpy(), prepend=0.0)
     away = gaps > 1.0 + 1e-9
     assert away.mean() == pytest.approx(-np.expm1(-0.05), abs=6 * np.sqrt(0.05 / waits))
 
@@ -386,8 +393,8 @@ def test_the_share_of_time_away_is_that_of_an_alternating_process():
     ],
 )
 def test_latencies_have_their_law_and_scale(latency, law):
-    bound = Latencies(latency=latency, activations=4_000, scale=[1.0, 10.0]).bind(2)
-    table = bound.events(1, 0, bound.steps)
+    bound = Latencies(latency=latency, per_client=4_000, scale=[1.0, 10.0]).bind(2)
+    table = bound.activations(1, 0, bound.steps)
     for client, scale in ((0, 1.0), (1, 10.0)):
         gaps = np.diff(table.time[0][table.client[0] == client].numpy(), prepend=0.0) / scale
         assert len(gaps) == 4_000

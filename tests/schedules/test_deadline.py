@@ -51,7 +51,7 @@ class Watch(Callback):
     def __init__(self):
         self.rounds = []
 
-    def on_event(self, block, state):
+    def on_block(self, block, state):
         self.rounds.append((set(block.cohort.tolist()), float(block.time[0, 0])))
 
 

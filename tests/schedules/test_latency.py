@@ -8,11 +8,11 @@ from fedmtl.errors import ConfigError, DataError
 from fedmtl.schedules import Dropouts, Latencies, RandomLatency, TraceLatency
 
 
-def times(source, names, activations):
-    bound = Latencies(latency=TraceLatency(source), activations=activations).bind(
+def times(source, names, per_client):
+    bound = Latencies(latency=TraceLatency(source), per_client=per_client).bind(
         len(names), names=names
     )
-    table = bound.events(0, 0, bound.steps)
+    table = bound.activations(0, 0, bound.steps)
     return [table.time[0][table.client[0] == i].tolist() for i in range(len(names))]
 
 

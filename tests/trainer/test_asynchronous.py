@@ -48,7 +48,7 @@ DATA = load_synthetic_tasks(
     tasks=TASKS, train_examples=15, test_examples=10, features=6, public_examples=30
 )
 CLOCKS = PoissonClocks(per_client=ANSWERS)
-LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS)
+LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), per_client=ANSWERS)
 LAPLACE = RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0)
 L2_LAPLACE = replace(LAPLACE, mechanism="l2_laplace", delta=1e-5)
 CASES = {
@@ -130,14 +130,14 @@ def test_schedules_and_units_that_do_not_fit_are_refused_by_name():
 
 def test_the_schedule_is_of_the_names_and_keys_of_the_clients():
     run = trainer("learner")
-    events = run.bound_schedule.events(0, 0, 9)
+    events = run.bound_schedule.activations(0, 0, 9)
     turned = DATA.subset(DATA.ids[::-1])
     again = build_problem(
         turned,
         run.model,
         ProblemSettings(loss=run.loss, execution=run.execution, rounds=9, dtype="float64"),
     )
-    mirrored = bind_schedule(run.schedule, again.data).events(0, 0, 9)
+    mirrored = bind_schedule(run.schedule, again.data).activations(0, 0, 9)
     assert torch.equal(4 - mirrored.client, events.client)
 
 
@@ -147,7 +147,7 @@ NEVER = {
     "rate": PoissonClocks(per_client=FEW, rate=[1.0, 0.0, 2.0, 1.0, 1.0]),
     "trace": Latencies(
         latency=TraceLatency([[1.0], [1e9], [2.0], [1.0], [1.0]]),
-        activations=[FEW, 0, FEW, FEW, FEW],
+        per_client=[FEW, 0, FEW, FEW, FEW],
     ),
 }
 
@@ -238,7 +238,7 @@ def test_every_replicate_is_a_run_of_its_own(case):
         channel = open_channel(privacy, plans, "alone", seed=SEED, source=SeededSource(SEED, m))
         state = algorithm.init(problem)
         for step in range(bound.steps):
-            event = bound.events(SEED, step, step + 1, replicates=m + 1)
+            event = bound.activations(SEED, step, step + 1, replicates=m + 1)
             event = replace(event, time=event.time[m:], clients=event.clients[m:])
             channel.begin(step, event.client)
             state = algorithm.step(problem, state, event, channel)

@@ -264,7 +264,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, algorithm, ever
 class Ends(Callback):
     """Ends the process's run after a step."""
 
-    def on_event(self, event, state):
+    def on_block(self, event, state):
         if event.step == 5:
             raise KeyboardInterrupt
 

@@ -131,7 +131,7 @@ def test_a_run_on_a_gpu_gives_the_numbers_of_the_cpu(case: str) -> None:
     [MPMTL(row_norm=1.0), PPDMTL(loss="squared", row_norm=1.0), PrivatePrior(row_norm=1.0)],
 )
 def test_methods_in_numpy_are_on_the_cpu_whatever_the_device(algorithm: Any) -> None:
-    schedule = PoissonClocks(events=10) if algorithm.one_at_a_time else FullParticipation()
+    schedule = PoissonClocks(activations=10) if algorithm.one_at_a_time else FullParticipation()
     settings = {
         "model": models.linear_regression(),
         "schedule": schedule,

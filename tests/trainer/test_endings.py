@@ -140,7 +140,7 @@ class Interrupting(Callback):
     def __init__(self, step: int) -> None:
         self.step, self.seen = step, []
 
-    def on_event(self, event, state) -> None:
+    def on_block(self, event, state) -> None:
         self.seen.append(event.step)
         if event.step == self.step:
             os.kill(os.getpid(), signal.SIGINT)
@@ -303,7 +303,7 @@ class Killer(Callback):
         Rounds.begin, Rounds.release = begun, released  # type: ignore[method-assign]
         _files.open, os.replace = opened, renamed  # type: ignore[attr-defined]
 
-    def on_event(self, event: Any, state: Any) -> None:
+    def on_block(self, event: Any, state: Any) -> None:
         self.current = event.step
         self.pass_("stepped")
 

@@ -116,7 +116,7 @@ def test_client_that_never_took_part_is_personalized():
     seen = set()
 
     class Cohorts(Callback):
-        def on_event(self, event, state):
+        def on_block(self, event, state):
             seen.update(event.cohort.tolist())
 
     result = trainer(

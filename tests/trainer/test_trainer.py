@@ -80,7 +80,7 @@ def test_default_checkpoint_is_by_time(tmp_path):
     seen = []
 
     class Look(Callback):
-        def on_event(self, event, state):
+        def on_block(self, event, state):
             seen.append((tmp_path / "private/checkpoint.safetensors").exists())
 
     trainer(checkpoint_every=None, folder=tmp_path, callbacks=[Look()]).fit()
@@ -198,7 +198,7 @@ class Record(Callback):
     def on_start(self, name, rounds, step):
         self.calls.append(("start", name, rounds, step))
 
-    def on_event(self, event, state):
+    def on_block(self, event, state):
         self.calls.append(("event", event.step))
 
     def on_evaluate(self, row):

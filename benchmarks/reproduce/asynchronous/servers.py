@@ -149,7 +149,7 @@ class Clock(Callback):
         self.seed = seed
         self.times = dict.fromkeys(laws, 0.0)
 
-    def on_event(self, block: Any, state: Any) -> None:
+    def on_block(self, block: Any, state: Any) -> None:
         cohort = block.cohort.numpy()
         for law in self.times:
             latencies = law.draw(self.clients, self.seed, block.first)
@@ -161,7 +161,7 @@ class LastTime(Callback):
 
     time = 0.0
 
-    def on_event(self, block: Any, state: Any) -> None:
+    def on_block(self, block: Any, state: Any) -> None:
         self.time = float(block.time[0, 0])
 
 

@@ -83,9 +83,9 @@ def hospital_bands(root: Path) -> list[Row]:
         plan = replace(learner, kappa=kappa, horizon=short.shape[1])
         rows += band_rows("answers chosen", plan, data, psi, epsilon, clip, short, caps)
         long = (
-            PoissonClocks(events=HORIZON)
+            PoissonClocks(activations=HORIZON)
             .bind(len(counts))
-            .events(1, 0, HORIZON, replicates=RUNS)
+            .activations(1, 0, HORIZON, replicates=RUNS)
             .client
         )
         horizon = Horizon(horizon=HORIZON)
@@ -132,9 +132,9 @@ def timeline(root: Path) -> list[Row]:
     rows: list[Row] = []
     for name, owners, cap in (("lending", 3, 10), ("hospital", len(stays(root)[0].x), 20)):
         capped = PoissonClocks(per_client=cap).bind(owners)
-        free = PoissonClocks(events=HORIZON).bind(owners)
+        free = PoissonClocks(activations=HORIZON).bind(owners)
         for plan, bound in ((f"{cap} answers an owner", capped), (f"horizon T = {HORIZON}", free)):
-            table = bound.events(1, 0, bound.steps)
+            table = bound.activations(1, 0, bound.steps)
             rows.append({"data": name, "owners": owners, "plan": plan, "who": table.client[0].tolist(),
                          "time": [round(t, 4) for t in table.time[0].tolist()]})  # fmt: skip
     return rows

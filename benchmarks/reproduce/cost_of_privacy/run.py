@@ -69,9 +69,9 @@ def bands(root: Path) -> list[Row]:
     psi, rows = Collaboration(AsyncLearner(), data).psi, []
     short = clocks(3, BAND_RUNS, 1)
     long = (
-        PoissonClocks(events=max(TICKS))
+        PoissonClocks(activations=max(TICKS))
         .bind(3)
-        .events(1, 0, max(TICKS), replicates=BAND_RUNS)
+        .activations(1, 0, max(TICKS), replicates=BAND_RUNS)
         .client
     )
     plans = (("10 answers an owner", short, AsyncLearner, range(1, short.shape[1] + 1)),

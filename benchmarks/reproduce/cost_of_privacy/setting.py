@@ -63,7 +63,7 @@ def clocks(
     bound = PoissonClocks(per_client=cap or (CAP if owners <= 10 else CAP_MANY), rate=rate).bind(
         owners
     )
-    return bound.events(seed, 0, bound.steps, replicates=runs).client
+    return bound.activations(seed, 0, bound.steps, replicates=runs).client
 
 
 def from_public(public: LinearData, owners: int, size: int, seed: int) -> LinearData:

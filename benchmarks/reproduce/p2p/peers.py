@@ -75,7 +75,7 @@ def simulate(
     given = [None] if privacies is None else list(privacies)
     problem = problem_of(data, seed)
     schedule = algorithm.scheduled(
-        bind_schedule(PoissonClocks(per_client=wakeups, events=events), data)
+        bind_schedule(PoissonClocks(per_client=wakeups, activations=events), data)
     )
     privacy: Any = given[0] if len(given) == 1 else tuple(given)
     plans = releases_of(algorithm, problem, schedule)
@@ -86,7 +86,7 @@ def simulate(
         seen(0, state.public["theta"].numpy(), state.public["sent"].numpy())
     start = 0
     for end in ends:
-        block = schedule.events(seed, start, end, replicates=len(given))
+        block = schedule.activations(seed, start, end, replicates=len(given))
         channel.begin(start, block.clients)
         state = algorithm.step(problem, state, block, channel)
         if seen is not None and end in at:

@@ -51,7 +51,7 @@ def trained(
     mechanism, answers, lam = training
     privacy = RecordPrivacy(clip_norm=CLIP, epsilon=epsilon, mechanism=mechanism, delta=DELTA)
     learner = PPDMTL(row_norm=1.0, lam=lam, a2=1.6, smoothness=SMOOTHNESS, **options)
-    schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=answers)
+    schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), per_client=answers)
     ((_, _, state),) = run(
         own, learner, schedule, privacy, at=[TASKS * answers], replicates=runs, seed=seed
     )

@@ -62,7 +62,7 @@ def claimed_delta(answers: int = 100, runs: int = 10) -> str:
         delay=4 * TASKS, smoothness=own.curvature,
     )  # fmt: skip
     schedule = Latencies(
-        latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers
+        latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=TASKS * answers
     )
     at = range(TASKS, TASKS * answers + 1, TASKS)
     start = alone(own, TAU["regression"]).norm(dim=-1)[None]

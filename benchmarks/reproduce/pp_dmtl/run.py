@@ -82,7 +82,7 @@ def published(kind: Kind, answers: int, runs: int) -> list[Row]:
     )  # type: ignore[arg-type]  # fmt: skip
     # of all tasks together: where each stops at its own last answer, its column moves on by that one until the end
     schedule = Latencies(
-        latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers
+        latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=TASKS * answers
     )
     at = [TASKS * k for k in AT if k <= answers]
     best, single = optimum(own, LAM, tau), alone(own, tau)
@@ -148,7 +148,7 @@ def sound_run(
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, mechanism="l2_laplace", delta=DELTA)
     algorithm = PPDMTL(row_norm=1.0, lam=setting["lam"], a2=setting["a2"], smoothness=SMOOTHNESS)
     schedule = kind(
-        latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=setting["answers"]
+        latency=RandomLatency("uniform", {"scale": SLOWEST}), per_client=setting["answers"]
     )
     ((_, _, state),) = run(
         own,
@@ -249,11 +249,13 @@ def waiting() -> list[Row]:
                 long = 3 if steps == "own" and name == "never waits" and slow else 1
                 schedule = kind(
                     latency=RandomLatency("uniform", {"scale": SLOWEST}),
-                    events=8000 * long,
+                    activations=8000 * long,
                     scale=scale,
                 )
                 table = schedule.bind(TASKS, names=own.problem.data.ids, keys=own.problem.data.keys)
-                delay = largest_delay(table.events(0, 0, table.steps, replicates=WAIT_RUNS).client)
+                delay = largest_delay(
+                    table.activations(0, 0, table.steps, replicates=WAIT_RUNS).client
+                )
                 algorithm = PublishedPPDMTL(
             row_norm=1.0,
                     lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, a2=A2 if steps == "equal" else None, delay=delay,

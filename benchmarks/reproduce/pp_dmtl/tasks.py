@@ -95,7 +95,7 @@ def run(
     for stop in at:
         while start < stop:
             end = min(stop, start + _BLOCK)
-            block = bound.events(seed, start, end, replicates=replicates)
+            block = bound.activations(seed, start, end, replicates=replicates)
             channel.begin(start, block.clients)
             state, time, start = (
                 algorithm.step(own.problem, state, block, channel),

@@ -40,7 +40,7 @@ def seconds(stragglers: int, server: str, rule: str, seed: int) -> Score:
     best = optimum(own, WAIT_LAM, WAIT_TAU, tolerance=1e-7).objective
     scale = [FACTOR] * stragglers + [1.0] * (TASKS - stragglers)
     schedule = SERVERS[server](
-        latency=RandomLatency("uniform", {"scale": SLOWEST}), events=EVENTS, scale=scale
+        latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=EVENTS, scale=scale
     )
     problem = replace(own.problem, seed=seed)
     bound = bind_schedule(schedule, problem.data)
@@ -50,7 +50,7 @@ def seconds(stragglers: int, server: str, rule: str, seed: int) -> Score:
     if rule == "simulated":
         algorithm = algorithm.resolve_auto(problem, bound, [None])
     else:
-        delay = largest_delay(bound.events(seed, 0, 2000, replicates=1).client)
+        delay = largest_delay(bound.activations(seed, 0, 2000, replicates=1).client)
         algorithm = replace(algorithm, a2=1 / ((delay + 1) * own.curvature), delay=delay)
     reached = math.inf
     marks = range(RECORDED, EVENTS + 1, RECORDED)

@@ -100,7 +100,7 @@ class AsyncLearner(CentralLearner):
             1) / (2 T), for which the mean of the N + 1 models moves by kappa / 2 over a run, in
             units of gradient flow.
         kappa: of ``step_size="auto"``, above 0; None: 10.
-        horizon: T, planned number of ticks; None: the problem's number of events.
+        horizon: T, planned number of ticks; None: the problem's number of activations.
 
     Raises:
         ConfigError: an impossible value.
@@ -179,17 +179,17 @@ class AsyncLearner(CentralLearner):
         theta_l = constants.projected(constants.central * tbar)  # (7')
         return {"theta_l": theta_l}, {"theta": theta}
 
-    def effective_step(self, owners: int, events: int) -> float:
+    def effective_step(self, owners: int, activations: int) -> float:
         """Returns a, the step size of equations (5) and (7').
 
         Args:
             owners: N.
-            events: T, the number of answers in all, if ``horizon`` is None.
+            activations: T, the number of answers in all, if ``horizon`` is None.
         """
         if self.step_size != "auto":
             return float(self.step_size)
         kappa = self.kappa or self.usual_kappa
-        horizon = self.horizon or events
+        horizon = self.horizon or activations
         return kappa * (owners + 1) / (2 * horizon)
 
     def central_share(self, owners: int) -> float:

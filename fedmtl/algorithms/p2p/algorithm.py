@@ -32,10 +32,10 @@ server: ``server_update`` is the waking agent's step, a function of the release 
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=999).fit()
 
 The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every agent wake exactly T_i
-times and stop; ``PoissonClocks(events=T, per_client=T_i)`` ends after T ticks of all agents, at
-most T_i of each. The noise is calibrated to T_i. A run starts at Theta(0) = 0, or at a private warm
-start (Remark 3, :mod:`.warm_start`), for which every agent releases its own model before the clocks
-start: one more release, with a share of the budget.
+times and stop; ``PoissonClocks(activations=T, per_client=T_i)`` ends after T ticks of all agents,
+at most T_i of each. The noise is calibrated to T_i. A run starts at Theta(0) = 0, or at a private
+warm start (Remark 3, :mod:`.warm_start`), for which every agent releases its own model before the
+clocks start: one more release, with a share of the budget.
 
 :class:`~fedmtl.contrib.peer_averaging.PeerAveraging`, which is not in the paper, releases once.
 """

@@ -40,7 +40,7 @@ otherwise.
 
     Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
             model=models.linear_regression(bias=False),
-            schedule=Latencies(latency=1.0, activations=6),
+            schedule=Latencies(latency=1.0, per_client=6),
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=10.0), rounds=999).fit()
 """
 
@@ -81,10 +81,11 @@ class PPDMTL(OneAtATime):
             schedule and the noise on synthetic tasks of the same sizes, which reads nothing private
             (:func:`~fedmtl.algorithms.pp_dmtl.step_size.choose_step`). Most gradients are far less
             old than the oldest, so a larger step is stable than in the worst case. The server
-            repeats a task's last gradient at every event, so a column moves on by gradients taken
-            long before.
-        delay: the greatest age, in events, of a gradient still in use: a public property of the
-            schedule, :func:`.step_size.largest_delay`. ``None``: 2 T, for tasks that act in turn.
+            repeats a task's last gradient at every activation, so a column moves on by gradients
+            taken long before.
+        delay: the greatest age, in activations, of a gradient still in use: a public property of
+            the schedule, :func:`.step_size.largest_delay`. ``None``: 2 T, for tasks that act in
+            turn.
             With latencies between 0 and a maximum it is about 4 T, and with stragglers more. If it
             is too small, P may oscillate with growing size. (For r = 0,
             ``a2 < 3 / (2 (delay - 1) L)`` is stable for all delays up to that: Erbe, Xia and Yu,
@@ -262,8 +263,9 @@ class PPDMTL(OneAtATime):
             raise ConfigError(
                 f"PPDMTL.a2 is {a2:g}; with {problem.clients:,} tasks, delay = {delay} and "
                 f"L = {smooth:g} it must be at most 2 / ((delay + 1) L) = {largest:.4g}: the "
-                "server repeats a task's last gradient at every event, and one is up to that many "
-                "events old. A smaller public bound on the curvature may be given as smoothness."
+                "server repeats a task's last gradient at every activation, and one is up to that "
+                "many activations old. A smaller public bound on the curvature may be given as "
+                "smoothness."
             )
         if self.a1 * (smooth + self.tau) > 1 + 1e-9:
             most = f"1 / (L + tau) = {1 / (smooth + self.tau):.4g}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .algorithm import PPDMTL
 
 logger = logging.getLogger("fedmtl")
-_EVENTS = 1500  # the most events of a simulation
+_ACTIVATIONS = 1500  # the most activations of a simulation
 _PARTS = 4  # the objective is the mean over the ends of so many parts
 _RANK = 3  # of the synthetic models
 _MOST = 0.95  # the largest share of a common direction in the synthetic rows
@@ -42,7 +42,7 @@ def choose_step(
     + 1) L), half of the largest step that is stable for all delays, and its multiples by 2, 4, 8,
     ... up to 1 / L, until two in a row are worse than the best. The best one has the least
     objective (2), the mean at a quarter, half, three quarters and the end of the run, or of its
-    first 1,500 events.
+    first 1,500 activations.
 
     Args:
         algorithm: its ``a2`` is not used; its ``delay`` is, if it is given.
@@ -54,8 +54,8 @@ def choose_step(
         a2, and the delay for which it is the largest stable step.
     """
     seed = derive_key(problem.seed, "pp_dmtl/step") >> 1
-    events = min(problem.rounds, schedule.steps, _EVENTS)
-    block = schedule.events(seed, 0, events)
+    activations = min(problem.rounds, schedule.steps, _ACTIVATIONS)
+    block = schedule.activations(seed, 0, activations)
     smooth = algorithm.curvature(problem)
     delay = algorithm.delay or largest_delay(block.client)
     synthetic = replace(problem, data=synthetic_tasks(algorithm, problem, smooth, seed))
@@ -83,25 +83,25 @@ def choose_step(
 
 
 def largest_delay(clients: Tensor) -> int:
-    """Returns the most events from an activation of a task to its next but one.
+    """Returns the most activations from one activation of a task to its next but one.
 
-    Every task starts from a common event before the first, and its last gradient is used until the
-    end.
+    Every task starts from a common activation before the first, and its last gradient is used until
+    the end.
 
     Args:
-        clients: int64 (R, S), the acting task of every event in each replicate; -1 for none.
+        clients: int64 (R, S), the acting task of every activation in each replicate; -1 for none.
 
     Example:
         >>> import torch
         >>> from fedmtl.algorithms import largest_delay
-        >>> largest_delay(torch.tensor([[0, 1, 0, 1, 1]]))  # task 0 at events 0 and 2 of 5
+        >>> largest_delay(torch.tensor([[0, 1, 0, 1, 1]]))  # task 0 at activations 0 and 2 of 5
         5
     """
-    events = clients.shape[1]
+    activations = clients.shape[1]
     largest = 0
     for row in clients.numpy():
         for task in np.unique(row[row >= 0]):
-            places = np.concatenate([[-1], np.flatnonzero(row == task), [events]])
+            places = np.concatenate([[-1], np.flatnonzero(row == task), [activations]])
             ages = places[2:] - places[:-2]
             largest = max(largest, int(ages.max()))
     return largest
