@@ -50,7 +50,7 @@ def price_of(
 ) -> PrivacyCost:
     """The cost of steps with releases of one number each, under the sampler's own law."""
     sampled = sampler.probability if sampler.amplified else 1.0
-    return PrivacyCost(mechanism=mechanism, sizes=(1,) * releases, delta=delta, sampled=sampled)
+    return PrivacyCost(law=mechanism, sizes=(1,) * releases, delta=delta, sampled=sampled)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

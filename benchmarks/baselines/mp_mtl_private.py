@@ -79,9 +79,7 @@ class TaskBudget:
             else (self.epsilon, self.delta)
         )
         return L2LaplaceNoise(
-            PrivacyCost(mechanism="l2_laplace", sizes=(dimension,), delta=delta).multiplier(
-                epsilon, uses
-            )
+            PrivacyCost(law="l2_laplace", sizes=(dimension,), delta=delta).multiplier(epsilon, uses)
         )
 
     def replaced(self, counts: Tensor) -> Tensor:

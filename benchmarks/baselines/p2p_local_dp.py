@@ -123,7 +123,7 @@ def perturb_records(
     count, width = vectors.shape
     delta = privacy.resolved_delta(count)
 
-    cost = PrivacyCost(mechanism=privacy.mechanism, sizes=(width,), delta=delta)
+    cost = PrivacyCost(law=privacy.mechanism, sizes=(width,), delta=delta)
     law = LAWS[privacy.mechanism](cost.multiplier(float(privacy.epsilon), 1))
     source = SeededSource(seed, replicate)
     noise = law.draw_rows(source, "local-dp/record", 0, torch.arange(count), width)

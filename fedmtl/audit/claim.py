@@ -211,9 +211,9 @@ def event_of(cost: PrivacyCost, multiplier: float) -> Any:
     if multiplier == 0:
         return dp_event.NonPrivateDpEvent()
     events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in cost.sizes]
-    if cost.mechanism == "gaussian":  # of the concatenated vector
+    if cost.law == "gaussian":  # of the concatenated vector
         events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in cost.sizes) ** -0.5)]
-    elif cost.mechanism == "l2_laplace":
+    elif cost.law == "l2_laplace":
         events = [KNormDpEvent(1 / multiplier, size) for size in cost.sizes]
     if len(events) == 1:
         event = events[0]

@@ -132,7 +132,7 @@ class Claims:
         sampled = None
         if self._costs is not None:
             cost, multiplier = self.cost(client)
-            law = cost.mechanism
+            law = cost.law
             multiplier = self._without_count(name, weighted(cost, multiplier, use))
             if cost.sampled != 1:
                 sampled = cost.sampled
@@ -214,14 +214,14 @@ class Claims:
             The facts by the names of :class:`~fedmtl.privacy.PrivacyCost`.
         """
         setup = self._setup
-        mechanism = setup.privacy.mechanism
+        law = setup.privacy.mechanism
         if setup.rows:
-            mechanism = "l2_laplace"
+            law = "l2_laplace"
         sums = 1
         if setup.gradients is not None:
             sums = int(setup.records.local_steps[client])
         return {
-            "mechanism": mechanism,
+            "law": law,
             "sizes": tuple(self.of(name, client).size for name in self.names),
             "delta": setup.delta,
             "sampled": setup.rate(client),

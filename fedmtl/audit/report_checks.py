@@ -50,7 +50,7 @@ def check_settings(run: FinishedRun) -> Answer:
     privacy = header["privacy"]
     schedule = header.get("schedule")
     assumed = OF_RECORDS
-    facts = {"mechanism": privacy["mechanism"], "delta": header["delta"]}
+    facts = {"law": privacy["mechanism"], "delta": header["delta"]}
     if "releases" in header:
         setup, claims = claimed(header)
         assumed = setup.sampler.facts

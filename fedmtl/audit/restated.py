@@ -330,7 +330,7 @@ def _server(ledger: Reading) -> str | None:
                 delta = header["delta"]
             else:
                 delta = asked["delta"]
-            cost = PrivacyCost(mechanism="l2_laplace", sizes=(dimension,), delta=delta)
+            cost = PrivacyCost(law="l2_laplace", sizes=(dimension,), delta=delta)
             texts.append(rows_text(cost, multiplier, uses))
     return "; ".join(texts) or None
 

@@ -131,7 +131,7 @@ def check_settings(account: ShareLedger) -> Answer:
             f"grid has {int(std / width):,}"
         )
     cost = account.cost
-    if cost.mechanism != "gaussian" or cost.sizes != (header["release"][1],) or cost.sums != 1:
+    if cost.law != "gaussian" or cost.sizes != (header["release"][1],) or cost.sums != 1:
         wrong.append("the cost is not that of one Gaussian sum of the size of the release")
     if cost.sampled < 1 and header.get("unit") != "record":
         wrong.append("the cost is amplified, and the server knows which clients take part")

@@ -61,7 +61,7 @@ def plain_sums(
         seed: of the draw; the round of ``run`` addresses it, too.
     """
     stack = executor.stack
-    records = Records(plan, [SeededSource(seed)], None, bound=math.inf, mechanism=None)
+    records = Records(plan, [SeededSource(seed)], None, bound=math.inf, law=None)
     index, mask = records.batch(clients, torch.full_like(clients, run.round))
     first = run.data.train.offsets[clients]
     everybody = torch.arange(len(clients))

@@ -1,5 +1,5 @@
-"""The account of a run: the charges so far, their privacy cost, and the check that the next step
-fits the budget.
+"""The accountant of a run: it keeps the charges so far, composes their privacy cost, and checks
+that the next step fits the budget.
 
 Without caps there is one account, which is charged for every step. With caps every client has an
 account of its own, which is charged for the steps in which it takes part, with a hard cap on their
@@ -21,7 +21,7 @@ from .ledger import Ledger
 
 
 class PrivacyAccountant:
-    """The charges of a run, or of R repetitions of it, against its budgets.
+    """Keeps the charges of a run, or of R repetitions of it, and composes them into epsilon.
 
     Charging, the check before it and the epsilon after it read the same counts, of one account or
     of one for each client; they stand in one class so that no caller can change one without the

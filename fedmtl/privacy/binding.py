@@ -60,7 +60,7 @@ def step_cost(
             "ClientPrivacy.clip_norm is a number."
         )
     cost = PrivacyCost(
-        mechanism=privacy.mechanism,
+        law=privacy.mechanism,
         sizes=tuple(plan.size for plan in plans),
         delta=delta,
         weights=allocation,

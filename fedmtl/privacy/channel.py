@@ -36,7 +36,7 @@ class Channel(ABC):
     Attributes:
         settings: the privacy of all replicates, or of each; empty without privacy.
         privacy: the settings, of replicates those with the largest epsilon; None without privacy.
-        mechanism: name of the law of the noise; None without privacy.
+        law: name of the law of the noise; None without privacy.
         accountant: of the charges. costs: of the charges; None without noise.
         sources: of the noise and cohorts of each replicate.
         replicates: R, the replicates that are released at once.
@@ -69,10 +69,10 @@ class Channel(ABC):
         self.costs = accountant.costs
         self.sources = list(sources)
         self.privacy: Privacy | None = None
-        self.mechanism: str | None = None
+        self.law: str | None = None
         if settings:
             self.privacy = settings[0]
-            self.mechanism = settings[0].mechanism
+            self.law = settings[0].mechanism
         self.replicates = len(sources)
         self.ledger_name = ledger_name
         self.notes = notes
@@ -212,7 +212,7 @@ class Channel(ABC):
             self.sources,
             costs,
             bound=self.bound,
-            mechanism=self.mechanism,
+            law=self.law,
             stability=stability,
             width=width,
         )

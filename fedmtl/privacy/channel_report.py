@@ -133,7 +133,7 @@ def _of_any(
         noise_multiplier=channel.noise_multiplier,
         noise_std=None,
         clipping="none",
-        mechanism=channel.mechanism or "none",
+        mechanism=channel.law or "none",
         sampler=sampler,
         names=names,
         releases=releases,
@@ -177,7 +177,7 @@ def _shared(channel: Channel) -> bool:
 
 def _law(channel: Channel) -> type[NoiseLaw]:
     """Returns the law of the noise; Gaussian if there is none."""
-    return LAWS[channel.mechanism or "gaussian"]
+    return LAWS[channel.law or "gaussian"]
 
 
 def _numerics(channel: Channel) -> str:

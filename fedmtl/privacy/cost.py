@@ -38,7 +38,7 @@ class PrivacyCost:
     composed if nothing is sampled, and refused elsewhere.
 
     Args:
-        mechanism: name of the law of the noise.
+        law: name of the law of the noise, of ``noise/laws.py``.
         sizes: noised coordinates of each release of one use.
         delta: of every epsilon, in [0, 1).
         sampled: q, the probability that the protected unit takes part, by a secret coin for each
@@ -56,13 +56,13 @@ class PrivacyCost:
 
     Example:
         >>> from fedmtl.privacy import PrivacyCost
-        >>> cost = PrivacyCost(mechanism="gaussian", sizes=(650,), delta=1e-5, sampled=0.1)
+        >>> cost = PrivacyCost(law="gaussian", sizes=(650,), delta=1e-5, sampled=0.1)
         >>> z = cost.multiplier(4.0, 100)  # the smallest for 100 rounds at epsilon 4
         >>> 3.99 < cost.epsilon(100, z) <= 4.0
         True
     """
 
-    mechanism: str
+    law: str
     sizes: tuple[int, ...]
     delta: float
     sampled: float = 1.0
@@ -77,9 +77,9 @@ class PrivacyCost:
         if self.weights is not None:
             object.__setattr__(self, "max_uses", len(self.weights))
         # Composed as independently sampled they would seem to cost less than they do.
-        if len(self.sizes) > 1 and self.sampled < 1 and not LAWS[self.mechanism].joint:
+        if len(self.sizes) > 1 and self.sampled < 1 and not LAWS[self.law].joint:
             raise PrivacyError(
-                f"{len(self.sizes)} releases with mechanism={self.mechanism!r} under one sampled "
+                f"{len(self.sizes)} releases with mechanism={self.law!r} under one sampled "
                 "cohort are not supported: they share its coins. Use mechanism='gaussian', or a "
                 "schedule without sampling."
             )
@@ -96,7 +96,7 @@ class PrivacyCost:
         z = multiplier
         if self.weights is not None:
             z /= self.weights[use]
-        law = LAWS[self.mechanism]
+        law = LAWS[self.law]
         if law.joint:
             # One coin, one cohort: the concatenated vector is one release, with less noise than
             # each.
@@ -127,7 +127,7 @@ class PrivacyCost:
         """
         # at least, with a count and a score beside it
         numbers = 3 * sum(self.sizes) * uses * self.sums * self.bands
-        if LAWS[self.mechanism].joint:
+        if LAWS[self.law].joint:
             return slack(numbers, epsilon, self.cells)
         return 0.0
 

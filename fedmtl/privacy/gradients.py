@@ -346,7 +346,7 @@ def record_costs(
     @cache
     def cost(rate: float, sums: int, weights: tuple[float, ...] | None) -> PrivacyCost:
         return PrivacyCost(
-            mechanism=privacy[0].mechanism,
+            law=privacy[0].mechanism,
             sizes=(plan.dimension,),
             delta=delta,
             sampled=rate,

@@ -65,7 +65,7 @@ class Records:
         sources: of the noise and of the coins, one for each repetition.
         costs: of the accounts; None without noise.
         bound: C on the norm of a gradient; infinite for none.
-        mechanism: name of the law of the noise; None without privacy.
+        law: name of the law of the noise; None without privacy.
         stability: gamma of automatic clipping; None without it.
         width: of the grid on which the sums of all clients are added up; None for a grid of each
             client's own.
@@ -88,7 +88,7 @@ class Records:
         costs: PrivacyCosts | None,
         *,
         bound: float,
-        mechanism: str | None,
+        law: str | None,
         stability: float | None = None,
         width: float | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class Records:
         self.costs = costs
         self.bound = bound
         self.counts = plan.counts
-        self.law = LAWS[mechanism or "gaussian"](1.0)
+        self.law = LAWS[law or "gaussian"](1.0)
         claim = plan.published
         self.norm: Norm = self.law.norm
         if claim is not None and claim.norm is not None:

@@ -149,7 +149,7 @@ def bind_rows(
         own_delta = delta
         if asked.delta is not None:
             own_delta = asked.delta
-        cost = PrivacyCost(mechanism="l2_laplace", sizes=(plan.dimension,), delta=own_delta)
+        cost = PrivacyCost(law="l2_laplace", sizes=(plan.dimension,), delta=own_delta)
         z = prior.multiplier(row_key(plan.name)) or cost.multiplier(asked.epsilon, steps)
         bound[plan.name] = BoundRowNoise(release, z, cost)
     return bound

@@ -199,7 +199,7 @@ def calibrate_secure_gradients(
         uses = sampler.cap
     records = gradients.records
     cost = PrivacyCost(
-        mechanism=privacy.mechanism,
+        law=privacy.mechanism,
         sizes=(plan.dimension,),
         delta=privacy.resolved_delta(records),
         sampled=rates.pop(),

@@ -1242,7 +1242,7 @@ def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     multiplier, epsilon_at = PrivacyCost.multiplier, row_noise.BoundRowNoise.epsilon_at
 
     def once(self, budget, uses):
-        return multiplier(self, budget, 1 if self.mechanism == "l2_laplace" else uses)
+        return multiplier(self, budget, 1 if self.law == "l2_laplace" else uses)
 
     patch.setattr(PrivacyCost, "multiplier", once)
     patch.setattr(

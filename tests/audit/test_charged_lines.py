@@ -18,7 +18,7 @@ Line = dict[str, Any]
 
 
 def header(sampler: str, n: int, cohort: int, cap: int | None, *, free: bool = True) -> Line:
-    cost = PrivacyCost(mechanism="gaussian", sizes=(3,), delta=1e-5)
+    cost = PrivacyCost(law="gaussian", sizes=(3,), delta=1e-5)
     by_client = sampler in ("BoundFixed", "BoundCyclic")
     return {
         "kinds": [{"cost": cost.to_dict(), "multiplier": 4.0, "cap": cap}],

@@ -15,7 +15,7 @@ from fedmtl.privacy.accounting.trade_off import TradeOff
 from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.events import dp_event
 
-GAUSSIAN = PrivacyCost(mechanism="gaussian", sizes=(10,), delta=1e-5)
+GAUSSIAN = PrivacyCost(law="gaussian", sizes=(10,), delta=1e-5)
 
 
 def gaussian_scores(multiplier, m, rng):
@@ -207,7 +207,7 @@ class TestIndependentCanaries:
         """The exact law of the number of right guesses at the epsilon that the bound names has the level's mass."""
         bound = lower_bound(
             Guesses(90, 120, 120),
-            PrivacyCost(mechanism="laplace", sizes=(1,), delta=0.0),
+            PrivacyCost(law="laplace", sizes=(1,), delta=0.0),
             1,
             independent=True,
         )
@@ -239,16 +239,14 @@ class TestLowerBounds:
         ("cost", "uses"),
         [
             (GAUSSIAN, 20),
-            (PrivacyCost(mechanism="gaussian", sizes=(10, 3), delta=1e-5, sampled=0.1), 100),
+            (PrivacyCost(law="gaussian", sizes=(10, 3), delta=1e-5, sampled=0.1), 100),
             (
-                PrivacyCost(
-                    mechanism="gaussian", sizes=(10,), delta=1e-5, sampled=0.1, replaced=True
-                ),
+                PrivacyCost(law="gaussian", sizes=(10,), delta=1e-5, sampled=0.1, replaced=True),
                 100,
             ),
-            (PrivacyCost(mechanism="laplace", sizes=(10,), delta=1e-6), 5),
-            (PrivacyCost(mechanism="l2_laplace", sizes=(10,), delta=1e-6, sampled=0.2, sums=3), 5),
-            (PrivacyCost(mechanism="gaussian", sizes=(10,), delta=1e-5, weights=(0.5, 1.5)), 2),
+            (PrivacyCost(law="laplace", sizes=(10,), delta=1e-6), 5),
+            (PrivacyCost(law="l2_laplace", sizes=(10,), delta=1e-6, sampled=0.2, sums=3), 5),
+            (PrivacyCost(law="gaussian", sizes=(10,), delta=1e-5, weights=(0.5, 1.5)), 2),
         ],
     )
     def test_costs(self, cost, uses):
@@ -296,7 +294,7 @@ class TestLowerBounds:
         assert lower_bound(Guesses(50, 100, 100), GAUSSIAN, 3, independent=independent) == 0
 
     def test_more_uses_than_the_cost_has(self):
-        cost = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5, max_uses=3)
+        cost = PrivacyCost(law="gaussian", sizes=(1,), delta=1e-5, max_uses=3)
         with pytest.raises(PrivacyError, match="4 uses were charged"):
             lower_bound(Guesses(90, 100, 100), cost, 4)
 
@@ -312,7 +310,7 @@ class TestGuess:
     def test_less_noise_than_claimed_is_refuted_under_sampling(self):
         """The log likelihood ratio of the claim is then far below 0 for canaries that are in, too."""
         rate, rounds, rng = 0.2, 20, np.random.default_rng(0)
-        cost = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5, sampled=rate)
+        cost = PrivacyCost(law="gaussian", sizes=(1,), delta=1e-5, sampled=rate)
         z, coins = cost.multiplier(4.0, rounds), rng.random(1000) < 0.5
 
         def scores(noise: float) -> np.ndarray:
@@ -347,7 +345,7 @@ def test_more_right_guesses_than_sampling_explains_at_any_noise_are_refuted_down
     most, whatever the noise is: 120 of 200 refute all of it."""
     rate = 5 / 212
     assert stats.binom.sf(119, 200, 1 - (1 - rate) ** 3 / 2) < 0.05
-    cost = PrivacyCost(mechanism=mechanism, sizes=(10,), delta=1e-5, sampled=rate)
+    cost = PrivacyCost(law=mechanism, sizes=(10,), delta=1e-5, sampled=rate)
     for right in (120, 200):
         bound = lower_bound(Guesses(right, 200, 200), cost, 3, independent=True)
         assert bound == pytest.approx(cost.epsilon(3, 2.0**-5), rel=1e-3)

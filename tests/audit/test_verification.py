@@ -389,7 +389,7 @@ def schedule(**changes: Any) -> Callable[[Lines], Lines]:
 
 
 COSTS = {
-    "mechanism": "laplace",
+    "law": "laplace",
     "sampled": 0.01,
     "delta": 0.1,
     "replaced": True,

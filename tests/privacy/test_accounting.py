@@ -165,7 +165,7 @@ def test_stateful_clients_cost_no_more_under_poisson_sampling(name: str) -> None
 
 
 def cost(mechanism: str, size: int, delta: float, sampled: float = 1.0) -> PrivacyCost:
-    return PrivacyCost(mechanism=mechanism, sizes=(size,), delta=delta, sampled=sampled)
+    return PrivacyCost(law=mechanism, sizes=(size,), delta=delta, sampled=sampled)
 
 
 @pytest.mark.parametrize(

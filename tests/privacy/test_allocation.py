@@ -98,7 +98,7 @@ def test_different_uses_compose_as_the_library_does(
     for w in WEIGHTS:
         library.compose(event(3.0 / w))
     ours = PrivacyCost(
-        mechanism=mechanism, sizes=(1,), delta=1e-5, sampled=sampled, weights=WEIGHTS
+        law=mechanism, sizes=(1,), delta=1e-5, sampled=sampled, weights=WEIGHTS
     ).epsilon(8, 3.0)
     assert ours == pytest.approx(library.get_epsilon(1e-5), rel=rel)
 
@@ -106,7 +106,7 @@ def test_different_uses_compose_as_the_library_does(
 def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
     epsilons, d, samples = np.linspace(0.2, 1.4, 7), 5, 200_000
     weights = normalized(epsilons.tolist())
-    cost = PrivacyCost(mechanism="l2_laplace", sizes=(d,), delta=1e-2, weights=weights)
+    cost = PrivacyCost(law="l2_laplace", sizes=(d,), delta=1e-2, weights=weights)
     assert cost.event(1 / float(np.mean(epsilons)), 2).epsilon == pytest.approx(float(epsilons[2]))
     losses = sum(l2_laplace_losses(e, d, samples, seed=use) for use, e in enumerate(epsilons))
     value = cost.epsilon(7, 1 / float(np.mean(epsilons)))

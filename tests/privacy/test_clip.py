@@ -268,7 +268,7 @@ def test_the_longest_and_the_shortest_rows_are_within_the_bound(clip):
     )
     plan = GradientPlan(ids=("a",), counts=np.array([120]), dimension=9, x=[rows])
     law = "laplace" if clip.norm == "l1" else "gaussian"
-    records = Records(plan, (), None, bound=clip.bound, mechanism=law)
+    records = Records(plan, (), None, bound=clip.bound, law=law)
     for place, row in enumerate(rows):
         found = [
             clipped_sum(row[None], clip, sum_width(clip.bound, 3)),

@@ -307,7 +307,7 @@ def test_epsilon_of_composed_discrete_noise():
 
 
 def test_what_is_charged_is_gaussian_noise_and_the_slack():
-    cost = PrivacyCost(mechanism="gaussian", sizes=(10**6, 100), delta=1e-5, sampled=0.1)
+    cost = PrivacyCost(law="gaussian", sizes=(10**6, 100), delta=1e-5, sampled=0.1)
     plain = epsilon(cost.event(2.0), 50, 1e-5)
     assert cost.epsilon(50, 2.0) >= plain + slack(3 * 50 * 1_000_100, plain)
     assert plain <= cost.epsilon(50, 2.0) < plain + 1e-11
@@ -320,7 +320,7 @@ def test_what_is_charged_is_gaussian_noise_and_the_slack():
     assert "cells" not in cost.to_dict()
     assert cost.epsilon(0, 2.0) == 0
     assert cost.epsilon(50, 0.0) == math.inf
-    other = replace(cost, mechanism="laplace", sizes=(10**6,))
+    other = replace(cost, law="laplace", sizes=(10**6,))
     assert other.epsilon(50, 2.0) == epsilon(other.event(2.0), 50, 1e-5)
 
 
@@ -439,5 +439,5 @@ def test_bands_and_small_releases_have_all_their_numbers_counted():
     cost = opened(privacy, [plan(50)], CyclicCohorts(cohort=2).bind(8), 8).costs.kinds[0]
     assert cost.bands == 4
     assert cost.slack(3, 1.0) == slack(3 * 50 * 3 * 4, 1.0)
-    least = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5)
+    least = PrivacyCost(law="gaussian", sizes=(1,), delta=1e-5)
     assert least.slack(1, 0.0) >= slack(3, 0.0)

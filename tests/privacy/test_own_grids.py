@@ -114,7 +114,7 @@ def test_two_releases_of_a_round_have_noise_of_their_own(count: int | None) -> N
 def test_what_whole_noise_costs_is_in_epsilon_and_in_delta() -> None:
     """(N / s^2 + R^2 / s^4) / 24 more for the N numbers of all sums, with a count and a score beside each, and delta
     exp(half of that of epsilon = 0): of so many numbers of s = 2^40 cells that it can be seen."""
-    cost = PrivacyCost(mechanism="gaussian", sizes=(2**56,), delta=1e-5, sums=4, bands=8)
+    cost = PrivacyCost(law="gaussian", sizes=(2**56,), delta=1e-5, sums=4, bands=8)
     uses = 2**20
     numbers = 3 * 2**56 * 4 * 8 * uses
     root = math.sqrt(numbers)

@@ -186,7 +186,7 @@ def test_one_record_of_three_million_moves_the_sum_of_a_client_by_at_most_the_cl
     )
     size = len(with_record)
     plan = plan_of((size,), batch=None, dimension=1)
-    sums = Records(plan, (), None, bound=1.0, mechanism="gaussian")
+    sums = Records(plan, (), None, bound=1.0, law="gaussian")
     found = []
     for rows in (with_record, without):
         parts = rows.split(size // 3 + 1)
@@ -202,7 +202,7 @@ def test_sums_of_millions_of_multiples_of_rows_are_exact() -> None:
     x = (torch.linspace(0.5, 1.0, len(values), dtype=torch.float64)[:, None],)
     plan = replace(plan_of((len(values),), batch=None, dimension=1), x=x)
     sums, width = (
-        Records(plan, (), None, bound=1.0, mechanism="gaussian"),
+        Records(plan, (), None, bound=1.0, law="gaussian"),
         sum_width(1.0, len(values)),
     )
     factors = values / x[0][:, 0].numpy()

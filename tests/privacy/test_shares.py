@@ -236,9 +236,7 @@ def check_one_number(h: Callable[[int, int, int], int] = honest_rows) -> None:
     delta at the epsilon that is charged; with one row less it does."""
     roster, colluding, missing, shift, delta = 7, 1, 1, 40, 1e-3
     z = 1.1
-    charged = PrivacyCost(
-        mechanism="gaussian", sizes=(1,), delta=delta, cells=math.floor(z * shift)
-    )
+    charged = PrivacyCost(law="gaussian", sizes=(1,), delta=delta, cells=math.floor(z * shift))
     claimed = charged.epsilon(1, z)
     assert (
         claimed < epsilon(dp_event.GaussianDpEvent(z), 1, delta) + 0.4

@@ -25,10 +25,10 @@ HERE = Path(__file__).parent
 EPSILONS, CANARIES, DELTA = (1.0, 2.0, 4.0, 8.0), (1_000, 10_000), 1e-5
 RATE, ROUNDS = 0.2, 20
 COSTS = {
-    "one Gaussian sum": (PrivacyCost(mechanism="gaussian", sizes=(1,), delta=DELTA), 1),
-    "one Laplace sum": (PrivacyCost(mechanism="laplace", sizes=(1,), delta=0.0), 1),
+    "one Gaussian sum": (PrivacyCost(law="gaussian", sizes=(1,), delta=DELTA), 1),
+    "one Laplace sum": (PrivacyCost(law="laplace", sizes=(1,), delta=0.0), 1),
     "20 Gaussian sums, sampled at 0.2": (
-        PrivacyCost(mechanism="gaussian", sizes=(1,), delta=DELTA, sampled=RATE),
+        PrivacyCost(law="gaussian", sizes=(1,), delta=DELTA, sampled=RATE),
         ROUNDS,
     ),
 }

@@ -113,7 +113,7 @@ def narrow(rows: torch.Tensor, epsilon: float, seed: int, bits: int) -> np.ndarr
 
 def multiplier(epsilon: float, cells: int = 1 << 40) -> float:
     """Return the noise multiplier of one release."""
-    cost = PrivacyCost(mechanism="gaussian", sizes=(SIZE,), delta=DELTA)
+    cost = PrivacyCost(law="gaussian", sizes=(SIZE,), delta=DELTA)
     return replace(cost, cells=cells).multiplier(epsilon, 1)
 
 

@@ -101,7 +101,7 @@ def unsound(score: Score) -> Score:
 
 def refuted(epsilon: float) -> float:
     """The least delta at which Wishart noise could hold over the ten releases: 1 - exp(-sum of the epsilon_t)."""
-    cost = PrivacyCost(mechanism="wishart", sizes=(1,), delta=DELTA)
+    cost = PrivacyCost(law="wishart", sizes=(1,), delta=DELTA)
     z = cost.multiplier(epsilon, ROUNDS)
     assert cost.epsilon(ROUNDS, z) <= epsilon
     return -math.expm1(-ROUNDS / z)

@@ -394,7 +394,7 @@ def expander(n: int) -> Array:
 def multiplier(epsilon: float) -> float:
     """The noise multiplier of one Gaussian release."""
 
-    return PrivacyCost(mechanism="gaussian", sizes=(1,), delta=DELTA).multiplier(epsilon, 1)
+    return PrivacyCost(law="gaussian", sizes=(1,), delta=DELTA).multiplier(epsilon, 1)
 
 
 def propagation(counts: Array, product: float) -> Array:
