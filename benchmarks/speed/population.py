@@ -39,7 +39,7 @@ from fedmtl import (
 )
 from fedmtl.data.examples import Examples
 from fedmtl.data.transforms import Affine
-from fedmtl.privacy import Rounds
+from fedmtl.privacy import RoundChannel
 from fedmtl.trainer import fit
 from fedmtl.trainer import run as run_file
 from fedmtl.trainer.engine import Engine
@@ -111,8 +111,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         (Engine, "open", "start"),
         (Trainer, "problem", "start"),
         (ALGORITHMS[arguments.algorithm], "step", "rounds"),
-        (Rounds, "draw", "rounds"),
-        (Rounds, "begin", "rounds"),
+        (RoundChannel, "draw", "rounds"),
+        (RoundChannel, "begin", "rounds"),
     ):
         setattr(kind, name, clock.timed(part, getattr(kind, name)))
     imported = memory()

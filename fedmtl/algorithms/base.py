@@ -218,8 +218,8 @@ class Algorithm(Checked):
             problem: the data and the model.
             state: the state before the block; it is changed in place, and returned.
             block: the participants; charged already.
-            channel: makes all releases of the clients: :class:`~fedmtl.privacy.Rounds`, or
-                :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
+            channel: makes all releases of the clients: :class:`~fedmtl.privacy.RoundChannel`, or
+                :class:`~fedmtl.privacy.ActivationChannel` of clients that act one at a time.
 
         Returns:
             ``state``, after the block.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._check import Positive, Range
-from ..privacy import Rounds
+from ..privacy import RoundChannel
 from ..schedules import Block
 from .base import Problem, State
 from .linear.algorithm import LinearAlgorithm
@@ -86,7 +86,7 @@ class LocalFit(LinearAlgorithm):
         store.scatter("model", torch.arange(problem.clients), fits)
         return State({}, store)
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: RoundChannel) -> State:
         """Returns the state as it is: the fits are made before the first round."""
         return state
 

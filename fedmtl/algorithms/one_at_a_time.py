@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..privacy import Activations, GradientPlan, Gradients, RecordPrivacy, open_channel
+from ..privacy import ActivationChannel, GradientPlan, Gradients, RecordPrivacy, open_channel
 from ..schedules import Block, BoundSchedule
 from .base import Problem, State
 from .linear.algorithm import LinearAlgorithm
@@ -136,7 +136,9 @@ class OneAtATime(LinearAlgorithm):
         """Returns the models of ``clients`` in replicate 0."""
         return self.models(problem, state, clients)[0].to(problem.initial)
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
+    def step(
+        self, problem: Problem, state: State, block: Block, channel: ActivationChannel
+    ) -> State:
         """Computes all activations of a block in their order, of all runs; in place."""
         constants = self.constants(problem)
         records = self.data(problem).arrays
@@ -251,7 +253,7 @@ def simulated_states(
     runs, activations = block.client.shape
     # a channel without a ledger: simulated noise on public records costs nothing
     channel = open_channel(settings, plans, "simulated", seed=seed, replicates=runs)
-    assert isinstance(channel, Activations)
+    assert isinstance(channel, ActivationChannel)
     lengths = torch.from_numpy(channel.accountant.fitting(block.clients.numpy()))
     # (R, S, 1): after the end of its budget no client acts in a run
     within = (torch.arange(activations) < lengths[:, None])[:, :, None]

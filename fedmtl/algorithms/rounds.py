@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..privacy import Rounds
+from ..privacy import RoundChannel
 from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
 from ..schedules import Block
@@ -62,7 +62,7 @@ class Messages:
         channel: of the round; it makes the sums.
     """
 
-    def __init__(self, channel: Rounds) -> None:
+    def __init__(self, channel: RoundChannel) -> None:
         self._channel = channel
         self._clients: list[Tensor] = []
         self._collected: dict[str, RowTotal | list[Tensor]] = {}
@@ -241,7 +241,7 @@ class RoundAlgorithm(Algorithm):
         if self.one_start or self.all_at_once or receives:
             raise one_start_needed(self.name)
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: RoundChannel) -> State:
         """Computes one round.
 
         Args:
@@ -333,7 +333,7 @@ class RoundAlgorithm(Algorithm):
         rows: Mapping[str, Message],
         clients: Tensor,
         step: int,
-        channel: Rounds,
+        channel: RoundChannel,
     ) -> dict[str, Tensor]:
         """Releases the messages of a round and returns the public state after
         :meth:`server_update`.

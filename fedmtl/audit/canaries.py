@@ -39,7 +39,7 @@ from ..privacy.mechanism_choice import mechanism_of
 from ..privacy.noise.symmetric import smat
 from ..privacy.receipt import Receipt
 from ..privacy.release import Release
-from ..privacy.rounds import Rounds
+from ..privacy.round_channel import RoundChannel
 from ..privacy.samplers import BoundSampler
 from ..random import derive_key
 from .evidence import (
@@ -201,7 +201,7 @@ class Planted(Channel):
         super().restore({name: value for name, value in state.items() if name not in own})
 
 
-class CanaryRounds(Planted, Rounds):
+class CanaryRounds(Planted, RoundChannel):
     """Rounds that :class:`Canaries` take part in, behind the clients: they are drawn and charged
     with these, their rows are in the sums, and the attack gets every release."""
 

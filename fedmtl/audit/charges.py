@@ -18,9 +18,9 @@ from torch import Tensor
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, PrivacyError
 from ..privacy.accounting.library import TOLERANCE
-from ..privacy.activations import Activations
+from ..privacy.activation_channel import ActivationChannel
 from ..privacy.channel_report import privacy_report
-from ..privacy.rounds import Rounds
+from ..privacy.round_channel import RoundChannel
 from .claim import event_of, weighted
 from .findings import Finding, exact, skipped, too_large
 from .lines import Reading, differences, spread
@@ -188,7 +188,9 @@ def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
     return wrong, ledger
 
 
-def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> list[str]:
+def _misstated(
+    setup: Setup, channel: RoundChannel | ActivationChannel, ledger: Reading
+) -> list[str]:
     """Returns the differences of the account and the report from the ledger."""
     wrong = list[str]()
     report = privacy_report(channel)
@@ -218,9 +220,9 @@ def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> 
     return wrong
 
 
-def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[_Block]:
+def _blocks(setup: Setup, channel: RoundChannel | ActivationChannel, seed: int) -> Iterator[_Block]:
     """Yields the blocks of a run, and blocks beyond its last step."""
-    if isinstance(channel, Activations):
+    if isinstance(channel, ActivationChannel):
         yield from _blocks_of_activations(setup, channel, seed)
         return
     for step in range(4 * setup.steps + 64):
@@ -234,7 +236,7 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
         yield step, cohort, [accounts]
 
 
-def _blocks_of_activations(setup: Setup, channel: Activations, seed: int) -> Iterator[_Block]:
+def _blocks_of_activations(setup: Setup, channel: ActivationChannel, seed: int) -> Iterator[_Block]:
     """Yields blocks in which clients act one at a time.
 
     The schedule makes half of all uses, ``ACTIVATIONS`` at most. In the blocks that follow one
@@ -284,14 +286,14 @@ def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]]
 
 
 def _acts(
-    setup: Setup, channel: Rounds | Activations, block: _Block
+    setup: Setup, channel: RoundChannel | ActivationChannel, block: _Block
 ) -> Iterator[tuple[Callable[[], Any], int]]:
     """Yields the acts of a block that has begun, and how often each is paid for: releases of
     clients that contribute nothing, of local steps those of one client and of another one that
     takes no part; and the beginning, again."""
     first, members, clients = block
     sent = silence(setup)
-    if isinstance(channel, Activations):
+    if isinstance(channel, ActivationChannel):
         yield partial(activation, setup, channel, first, sent), len(members[0])
     elif channel.local is None:
         for plan in channel.plans:
@@ -315,13 +317,13 @@ def _acts(
             yield partial(channel.local.release, torch.tensor([k]), nothing), paid
     yield (
         lambda: channel.begin(
-            first, members if isinstance(channel, Activations) else channel.draw(first)
+            first, members if isinstance(channel, ActivationChannel) else channel.draw(first)
         ),
         0,
     )
 
 
-def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[str]:
+def _acted(setup: Setup, channel: RoundChannel | ActivationChannel, block: _Block) -> list[str]:
     """Makes the acts of a block as often as they are paid for, and once more; returns the faults:
     acts that were not refused, and releases of clients that must release zeros."""
     first, _, clients = block

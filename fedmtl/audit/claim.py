@@ -15,7 +15,7 @@ from typing import Any, Literal
 from dp_accounting import dp_event
 
 from ..privacy.accounting.knorm import KNormDpEvent
-from ..privacy.accounting.losses import ReplacedPoissonDpEvent
+from ..privacy.accounting.loss_laws import ReplacedPoissonDpEvent
 from ..privacy.cost import PrivacyCost
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form

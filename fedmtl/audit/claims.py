@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from dp_accounting import dp_event
 
+from ..privacy.account_costs import AccountCosts
 from ..privacy.accounting.composition import epsilon
 from ..privacy.cost import PrivacyCost
-from ..privacy.costs import PrivacyCosts
 from .claim import GRADIENTS, ROWS, Claim, composition, count_std, weighted
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Claims:
     def __init__(
         self,
         setup: Setup,
-        costs: PrivacyCosts | None,
+        costs: AccountCosts | None,
         bands: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
         self._setup = setup
@@ -87,7 +87,7 @@ class Claims:
         return bool(self.names) and self._costs is not None
 
     @property
-    def costs(self) -> PrivacyCosts:
+    def costs(self) -> AccountCosts:
         """Returns the costs of the account."""
         assert self._costs is not None
         return self._costs

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..privacy.activations import Activations
-from ..privacy.rounds import Rounds
+from ..privacy.activation_channel import ActivationChannel
+from ..privacy.round_channel import RoundChannel
 from .claim import GRADIENTS
 from .findings import Finding, exact, low_p, skipped
 from .play import played
@@ -195,7 +195,7 @@ def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
     half = max(1, steps // 2)
     start = 0 if setup.secure else half
 
-    def sample(channel: Rounds | Activations, start: int, stop: int) -> _Noise:
+    def sample(channel: RoundChannel | ActivationChannel, start: int, stop: int) -> _Noise:
         with closing(channel):
             samples = played(setup, channel, start, stop)
         return {name: noise.units for name, noise in samples.items() if not name.endswith("/count")}

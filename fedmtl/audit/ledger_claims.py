@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..privacy.account_costs import AccountCosts
 from ..privacy.aggregation import SecureAggregation
 from ..privacy.cost import PrivacyCost
-from ..privacy.costs import PrivacyCosts
 from ..privacy.gradients import GradientPlan
 from ..privacy.noise.banded import Bands
 from ..privacy.quantile import QuantileClip
@@ -76,7 +76,7 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
         # no step is made: the claims on one are all that is read
         steps=1,
     )
-    costs = PrivacyCosts((cost,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
+    costs = AccountCosts((cost,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
     return setup, Claims(
         setup,
         costs,

@@ -19,12 +19,12 @@ from torch import Tensor
 from .._check import Checked, Count, Fraction
 from ..errors import ConfigError, PrivacyError
 from ..privacy import (
-    Activations,
+    ActivationChannel,
     GradientPlan,
     PrivacyCost,
     RecordPrivacy,
     ReleasePlan,
-    Rounds,
+    RoundChannel,
 )
 from ..trainer.hooks import RunAudit
 from .canaries import Canaries, CanaryRounds
@@ -90,7 +90,7 @@ class Interval(Checked, RunAudit):
 
     def channel_class(
         self, settings: Trainer, plans: Sequence[ReleasePlan | GradientPlan]
-    ) -> type[Rounds | Activations]:
+    ) -> type[RoundChannel | ActivationChannel]:
         """Returns the class of a channel with canaries, for the unit and schedule of the run."""
         if settings.algorithm.one_at_a_time:
             return CanaryActivations
@@ -164,7 +164,7 @@ def _plant_records(channel: Any, own: Tensor, seed: int) -> None:
             "Canaries join clients of one cost; give one epsilon to all clients, "
             "or leave audit out."
         )
-    if isinstance(channel, Activations):
+    if isinstance(channel, ActivationChannel):
         records.counts = own.numpy()  # canaries have no rows
 
 

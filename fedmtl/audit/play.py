@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ..errors import BudgetExhausted
-from ..privacy.activations import Activations
+from ..privacy.activation_channel import ActivationChannel
 from ..privacy.records import Gradients
-from ..privacy.rounds import Rounds
+from ..privacy.round_channel import RoundChannel
 from .claim import GRADIENTS
 from .recording import RecordedRounds
 from .samples import ReleasedValue, Sample, coordinates, decorrelated
@@ -92,7 +92,7 @@ def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
 
 def played(
     setup: Setup,
-    channel: Rounds | Activations,
+    channel: RoundChannel | ActivationChannel,
     start: int,
     stop: int,
     sent: Sent | None = None,
@@ -125,7 +125,7 @@ def played(
         sends = silence(setup)
     else:
         sends = sent
-    if isinstance(channel, Activations):
+    if isinstance(channel, ActivationChannel):
         return {GRADIENTS: _activations(setup, channel, start, stop, sends, who)}
     if who is not None:
         channel = _drawing(channel, who)
@@ -160,7 +160,7 @@ def _with_zeros(rows: Tensor, who: Tensor, cohort: Tensor) -> tuple[Tensor, Tens
 
 
 def summed(
-    channel: Rounds, gradients: Tensor, who: Tensor, cohort: Tensor
+    channel: RoundChannel, gradients: Tensor, who: Tensor, cohort: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the sums of the gradients of each client of the cohort, as a secure sum of records
     takes them: clients clip their own.
@@ -233,7 +233,7 @@ def _sums(
 
 
 def _local_steps(
-    setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent, local: int
+    setup: Setup, channel: RoundChannel, start: int, stop: int, sent: Sent, local: int
 ) -> Sample:
     """Plays rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
     made = Sample(setup.records.dimension)
@@ -259,7 +259,12 @@ def _local_steps(
 
 
 def _activations(
-    setup: Setup, channel: Activations, start: int, stop: int, sent: Sent, who: np.ndarray | None
+    setup: Setup,
+    channel: ActivationChannel,
+    start: int,
+    stop: int,
+    sent: Sent,
+    who: np.ndarray | None,
 ) -> Sample:
     """Plays clients that act in turn up to their caps, in blocks of one turn, and every third of
     three; of a client at its cap, if an earlier session brought it there, nothing is
@@ -298,7 +303,7 @@ def _activations(
 # Rounds
 
 
-def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
+def _drawing(channel: RoundChannel, clients: np.ndarray) -> RoundChannel:
     """Returns the channel, which draws the cohort ``clients`` (k,) in every round."""
     sampler = copy(channel.sampler)
     drawn = torch.from_numpy(np.sort(clients))
@@ -308,7 +313,7 @@ def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
 
 
 def rounds(
-    setup: Setup, channel: Rounds, start: int = 0, stop: int | None = None
+    setup: Setup, channel: RoundChannel, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """Begins rounds, of the run or from ``start`` to ``stop``, until the budget ends; yields each
     with its cohort."""
@@ -332,7 +337,7 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
     return np.repeat(np.arange(len(caps)), uses)[np.argsort(turn, kind="stable")][:limit]
 
 
-def _members(channel: Activations, client: int) -> np.ndarray:
+def _members(channel: ActivationChannel, client: int) -> np.ndarray:
     """Returns int64 (k,), the drawn records of ``client`` for its next release; none if it draws no
     subset."""
     members = None
@@ -341,7 +346,7 @@ def _members(channel: Activations, client: int) -> np.ndarray:
     return np.flatnonzero(() if members is None else members[0])
 
 
-def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.ndarray:
+def activation(setup: Setup, channel: ActivationChannel, step: int, sent: Sent) -> np.ndarray:
     """Returns the releases (R, D) of the next activation. Its client hands over the same in
     every replicate: gradients of all records, or vectors (k, D), the gradients of the first k
     while the others are zero."""
@@ -363,13 +368,13 @@ def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.
 
 
 def stated_multiplier(
-    setup: Setup, channel: Rounds | Activations, name: str, client: int, use: int
+    setup: Setup, channel: RoundChannel | ActivationChannel, name: str, client: int, use: int
 ) -> float:
     """Returns the noise multiplier that the channel says a use has, over the allocation's
     weight."""
-    if isinstance(channel, Rounds) and setup.rows:
+    if isinstance(channel, RoundChannel) and setup.rows:
         return channel.row_noise[setup.rows].multiplier
-    if isinstance(channel, Activations) or setup.gradients is not None:
+    if isinstance(channel, ActivationChannel) or setup.gradients is not None:
         assert channel.noise_multipliers is not None
         weights = setup.records.allocation
         weight = 1.0

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..privacy.activations import Activations, ChargedBlock
+from ..privacy.activation_channel import ActivationChannel, ChargedBlock
 from ..privacy.dp_sgd import LocalSteps
 from ..privacy.gradients import GradientPlan
 from ..privacy.noise.laws import NoiseLaw
 from ..privacy.receipt import LocalReceipt
 from ..privacy.records import Records
-from ..privacy.rounds import Rounds
+from ..privacy.round_channel import RoundChannel
 from ..random import derive_key
 from .canaries import Planted
 from .evidence import LOUD, Coins, canary_directions, score_dependence
@@ -137,7 +137,7 @@ class RecordCanaries(Coins):
             self.uses[part] += 1
 
 
-class RecordCanaryRounds(Planted, Rounds):
+class RecordCanaryRounds(Planted, RoundChannel):
     """Rounds of DP-SGD in which :class:`RecordCanaries` are in the local steps of their clients."""
 
     canaries: RecordCanaries
@@ -169,7 +169,7 @@ class _CanarySteps(LocalSteps):
         return value
 
 
-class CanaryActivations(Planted, Activations):
+class CanaryActivations(Planted, ActivationChannel):
     """Activations in which :class:`RecordCanaries` are among the records of their clients, in the
     only replicate."""
 

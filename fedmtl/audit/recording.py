@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
-from ..privacy import Activations, Gradients, Release, Rounds
-from ..privacy.activations import ChargedBlock
+from ..privacy import ActivationChannel, Gradients, Release, RoundChannel
+from ..privacy.activation_channel import ChargedBlock
 from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import Clip, RowTotal
@@ -77,7 +77,7 @@ class _Recorded(Channel):
             self.record.append((step, name, value.clone()))
 
 
-class RecordedRounds(_Recorded, Rounds):
+class RecordedRounds(_Recorded, RoundChannel):
     """Rounds whose releases are recorded, tapped and replayed.
 
     Attributes:
@@ -205,7 +205,7 @@ class _RecordedSteps(LocalSteps):
         return value
 
 
-class RecordedActivations(_Recorded, Activations):
+class RecordedActivations(_Recorded, ActivationChannel):
     """Activations whose releases are recorded, tapped and replayed."""
 
     def _sums(self, gradients: Sequence[Gradients], window: ChargedBlock, start: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..algorithms.base import State
 from ..data import FederatedDataset
 from ..errors import PrivacyError, TrainingError
-from ..privacy import Activations, BoundSampler, NoiseSource, Rounds, SeededSource
+from ..privacy import ActivationChannel, BoundSampler, NoiseSource, RoundChannel, SeededSource
 from ..privacy.channel_report import privacy_report, signal_to_noise
 from ..privacy.records import GRADIENT
 from ..schedules import Block
@@ -160,7 +160,7 @@ class _Watching(Engine):
     notes: Notes = field(default_factory=Notes)
     event: int = -1
 
-    def open(self, plan: RunPlan, resume: bool) -> Rounds | Activations:
+    def open(self, plan: RunPlan, resume: bool) -> RoundChannel | ActivationChannel:
         options: dict[str, Any] = {
             "ledger": plan.ledger,
             "resume": resume,
@@ -186,14 +186,14 @@ class _Watching(Engine):
             channel.sources = [self.secret]
         return channel
 
-    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
+    def init(self, plan: RunPlan, channel: RoundChannel | ActivationChannel) -> State:
         self._frozen = {
             k: v.clone() for k, v in plan.problem.layout.frozen(plan.problem.module).items()
         }
         return self._noted(super().init(plan, channel))
 
     def step(
-        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, block: Block
     ) -> State:
         state = super().step(plan, channel, state, block)
         self.event += 1
@@ -203,7 +203,7 @@ class _Watching(Engine):
         return self._noted(state)
 
     def models(
-        self, plan: RunPlan, channel: Rounds | Activations, state: State, done: int
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, done: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         now = plan.problem.layout.frozen(plan.problem.module)
         everybody = torch.arange(plan.problem.clients)
@@ -222,7 +222,11 @@ class _Watching(Engine):
         if of_rows and self.replay is None and step < AGAIN:
             self.notes.rows.setdefault((step, name), []).append((clients, rows))
         number = name.removeprefix(f"{GRADIENT}/")
-        if isinstance(self.channel, Rounds) and self.channel.local is not None and number != name:
+        if (
+            isinstance(self.channel, RoundChannel)
+            and self.channel.local is not None
+            and number != name
+        ):
             # drawn again from their keys, as no one but the channel knows the batch
             index, mask = self.channel.local.batch(clients)
             places = self._plan.problem.data.train.offsets[clients][:, None] + index
@@ -234,7 +238,7 @@ class _Watching(Engine):
         shared = self._plan.algorithm.shared(state)
         everybody = torch.arange(self._plan.problem.clients)
         public = state.public | ({} if shared is None else {"shared model": shared})
-        if isinstance(self.channel, Rounds):
+        if isinstance(self.channel, RoundChannel):
             public = public | {
                 f"clip norm of {name}": norm for name, norm in self.channel.norms().items()
             }
@@ -272,7 +276,7 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
     notes.published = files | {
         key: repr(value).encode() for key, value in facts.items() if key not in random
     }
-    if isinstance(channel, Rounds):
+    if isinstance(channel, RoundChannel):
         forms = {plan.name: plan.form for plan in channel.plans}
     else:
         forms = {}

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..privacy import Activations, BoundSampler
+from ..privacy import ActivationChannel, BoundSampler
 from ..schedules import BoundSchedule
 from ..trainer.channel_setup import releases_of
 from ..trainer.trainer import Trainer
@@ -126,7 +126,7 @@ def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
     # blocks end where the run evaluates and saves, as in training
     cuts = [trainer.eval_every or max(1, stop // 20), *filter(None, [trainer.checkpoint_every])]
 
-    def blocks(channel: Activations, seed: int) -> Iterator[tuple[int, Tensor]]:
+    def blocks(channel: ActivationChannel, seed: int) -> Iterator[tuple[int, Tensor]]:
         for block in bound.blocks(seed, 0, stop, cuts=cuts, replicates=channel.replicates):
             yield block.first, block.client
 

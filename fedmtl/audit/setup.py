@@ -14,13 +14,13 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import PrivacyError
-from ..privacy.activations import Activations
+from ..privacy.account_costs import AccountCosts
+from ..privacy.activation_channel import ActivationChannel
 from ..privacy.channel_setup import open_channel
-from ..privacy.costs import PrivacyCosts
 from ..privacy.gradients import GradientPlan
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form, ReleasePlan
-from ..privacy.rounds import Rounds
+from ..privacy.round_channel import RoundChannel
 from ..privacy.samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..privacy.settings import Privacy, RecordPrivacy
 from ..privacy.single_client import BoundSingleClient
@@ -58,7 +58,7 @@ class Clocks:
     """
 
     phrase: str
-    blocks: Callable[[Activations, int], Iterator[tuple[int, Tensor]]]
+    blocks: Callable[[ActivationChannel, int], Iterator[tuple[int, Tensor]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,14 +323,14 @@ class Setup:
     def claims(self) -> Claims:
         """Returns the claims about the releases, which do not depend on the seed."""
         channel = self.open(0)
-        if not isinstance(channel, Rounds) or self.gradients is not None:
+        if not isinstance(channel, RoundChannel) or self.gradients is not None:
             return Claims(self, channel.accountant.costs)
         if self.rows:
             # rows have an account of their own, with one cost
             noise = channel.row_noise[self.rows]
             return Claims(
                 self,
-                PrivacyCosts((noise.cost,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64)),
+                AccountCosts((noise.cost,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64)),
             )
         bands = {
             name: r.bands.coefficients

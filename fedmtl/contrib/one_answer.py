@@ -46,7 +46,7 @@ from ..algorithms.linear.data import LinearData, prepared
 from ..algorithms.linear.solve import minimize
 from ..algorithms.one_at_a_time import Answer, Array, Arrays
 from ..errors import ConfigError
-from ..privacy import Activations, GradientPlan, Gradients
+from ..privacy import ActivationChannel, GradientPlan, Gradients
 from ..privacy.clip import Clip, clip_rows
 from ..privacy.noise.symmetric import smat, svec
 from ..schedules import Block, BoundSchedule
@@ -123,7 +123,9 @@ class OneAnswer(CentralLearner):
         }
         return {}, new_rows
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
+    def step(
+        self, problem: Problem, state: State, block: Block, channel: ActivationChannel
+    ) -> State:
         """Takes all answers of the block, and solves once."""
         state = super().step(problem, state, block, channel)
         counts = problem.data.train.counts

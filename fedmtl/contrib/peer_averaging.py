@@ -41,7 +41,7 @@ from ..algorithms.one_at_a_time import Answer, Arrays
 from ..algorithms.p2p.algorithm import PeerToPeer
 from ..algorithms.p2p.network import Network
 from ..errors import ConfigError
-from ..privacy import Activations, GradientPlan
+from ..privacy import ActivationChannel, GradientPlan
 from ..schedules import BoundSchedule
 from .pairwise import PairwisePrivacy, check_covered, pairwise_privacy
 
@@ -147,7 +147,7 @@ class PeerAveraging(PeerToPeer):
         self,
         problem: Problem,
         state: State,
-        channel: Activations,
+        channel: ActivationChannel,
         acting: Callable[[], Tensor],
     ) -> PairwisePrivacy | None:
         """Returns the epsilons of the agents against each other, if ``pairwise`` asks for them."""

@@ -22,7 +22,7 @@ from .._files import Json, plain, read_json, write_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
-from ..privacy import LocalSteps, Receipt, RecordPrivacy, Rounds
+from ..privacy import LocalSteps, Receipt, RecordPrivacy, RoundChannel
 from ..privacy.channel_report import privacy_report
 from ..privacy.dp_sgd import local_receipt
 from ..privacy.ledger import Ledger
@@ -99,11 +99,11 @@ class NodeAccount:
             # outside of an answer the node releases nothing and needs no budget
             settings = replace(trainer, privacy=None)
         channel = open_run(settings, population, sampler=schedule_of(trainer))
-        assert isinstance(channel, Rounds)
+        assert isinstance(channel, RoundChannel)
         self.channel = channel
 
     @contextmanager
-    def answer(self, step: int, asked: str) -> Iterator[tuple[Rounds, Receipt]]:
+    def answer(self, step: int, asked: str) -> Iterator[tuple[RoundChannel, Receipt]]:
         """Charges an answer in round ``step``, if the node has an account, and yields its channel
         and the receipt of its rows.
 
@@ -135,7 +135,7 @@ class NodeAccount:
                 channel.local = self._steps_of_sum(channel, step)
             yield channel, Receipt(step, 0, torch.tensor([self.position]))
 
-    def _steps_of_sum(self, channel: Rounds, step: int) -> LocalSteps:
+    def _steps_of_sum(self, channel: RoundChannel, step: int) -> LocalSteps:
         """Returns the local step whose clipped gradients a secure sum adds up: its row is charged
         before it has noise, and leaves the node after that.
 
@@ -149,7 +149,7 @@ class NodeAccount:
         return LocalSteps(records, local_receipt(plan, step, torch.zeros(1, dtype=torch.int64)))
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[Rounds, Ledger | None]]:
+    def _opened(self) -> Iterator[tuple[RoundChannel, Ledger | None]]:
         """Yields the channel of the answers and their open ledger, None if they are free."""
         if self.records is not None:
             with closing(self._of_records(self.records)) as channel:
@@ -209,7 +209,7 @@ class NodeAccount:
         verify = f"fedmtl verify {self.folder.root}"
         logger.info("%s: %s, %s; %s", self.name, epsilon, report.publication, verify)
 
-    def _of_records(self, privacy: RecordPrivacy) -> Rounds:
+    def _of_records(self, privacy: RecordPrivacy) -> RoundChannel:
         """Returns the channel of the node's own local steps, which continues its ledger."""
         sampler = schedule_of(self.trainer)
         rounds = self.problem.rounds
@@ -225,7 +225,7 @@ class NodeAccount:
             ledger=self.folder.ledger,
             resume=True,
         )
-        assert isinstance(channel, Rounds)
+        assert isinstance(channel, RoundChannel)
         return channel
 
     def _of_rows(self) -> Ledger:
@@ -249,7 +249,7 @@ class NodeAccount:
             resume=True,
         )
 
-    def _reach(self, channel: Rounds, ledger: Ledger, step: int) -> None:
+    def _reach(self, channel: RoundChannel, ledger: Ledger, step: int) -> None:
         """Writes the uncharged rounds before ``step`` to the ledger, as rounds without this node.
 
         Raises:
@@ -284,7 +284,7 @@ class NodeAccount:
             )
 
 
-def _cost(channel: Rounds, answers: int) -> str:
+def _cost(channel: RoundChannel, answers: int) -> str:
     """Returns the privacy cost of so many answers, in words."""
     if channel.row_noise:
         return "; ".join(noise.text(answers) for noise in channel.row_noise.values())

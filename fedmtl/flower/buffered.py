@@ -17,7 +17,7 @@ from ..algorithms.rounds import RoundAlgorithm
 from ..algorithms.starts import weighted
 from ..algorithms.store import ClientStore, Fields
 from ..errors import TrainingError
-from ..privacy import Activations, BoundSampler, RecordPrivacy, Rounds
+from ..privacy import ActivationChannel, BoundSampler, RecordPrivacy, RoundChannel
 from ..schedules import Block, BoundBuffered
 from ..schedules.answers import Answers, Limits, Server
 from ..trainer.run_plan import RunPlan
@@ -218,8 +218,8 @@ class Inbox(Server):
 class BufferedEngine(NodeEngine):
     """The engine of a run whose server waits for no node."""
 
-    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
-        assert isinstance(channel, Rounds)  # see open
+    def init(self, plan: RunPlan, channel: RoundChannel | ActivationChannel) -> State:
+        assert isinstance(channel, RoundChannel)  # see open
         self.channel = channel
         self.state = super().init(plan, channel)
         return self.state
@@ -236,12 +236,12 @@ class BufferedEngine(NodeEngine):
         return self.inbox
 
     def step(
-        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, block: Block
     ) -> State:
         """Computes one round with the answers that have come, each with its public weight."""
         algorithm = plan.algorithm
         assert isinstance(algorithm, RoundAlgorithm)  # see check
-        assert isinstance(channel, Rounds)  # see open
+        assert isinstance(channel, RoundChannel)  # see open
         step = block.first
         heard = block.ascending()
         clients = heard.cohort

@@ -16,7 +16,7 @@ from .._files import read_json, write_json
 from ..algorithms.base import State
 from ..algorithms.rounds import RoundAlgorithm
 from ..algorithms.store import ClientStore, Fields
-from ..privacy import Activations, BoundSampler, RecordPrivacy, Rounds
+from ..privacy import ActivationChannel, BoundSampler, RecordPrivacy, RoundChannel
 from ..schedules import Block
 from ..trainer.channel_setup import open_run
 from ..trainer.engine import Engine
@@ -41,7 +41,7 @@ class NodeEngine(Engine):
 
     nodes: Nodes
 
-    def open(self, plan: RunPlan, resume: bool) -> Rounds:
+    def open(self, plan: RunPlan, resume: bool) -> RoundChannel:
         settings = plan.settings
         privacy = settings.privacy
         noised = isinstance(privacy, RecordPrivacy) and not privacy.noiseless
@@ -62,7 +62,7 @@ class NodeEngine(Engine):
             ledger=plan.ledger,
             resume=resume,
         )
-        assert isinstance(channel, Rounds)
+        assert isinstance(channel, RoundChannel)
         channel.nodes_add_row_noise = True
         return channel
 
@@ -78,9 +78,9 @@ class NodeEngine(Engine):
         """
         return {COUNTED: ((), torch.int64)}
 
-    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
+    def init(self, plan: RunPlan, channel: RoundChannel | ActivationChannel) -> State:
         """Returns the state of a run: its public part, and a client store with :meth:`fields`."""
-        assert isinstance(channel, Rounds)  # see open
+        assert isinstance(channel, RoundChannel)  # see open
         self.sizes = {release.name: release.dimension for release in channel.plans}
         self.run = secrets.token_hex(8)
         # nodes know the run by its name, also after a resume
@@ -93,7 +93,7 @@ class NodeEngine(Engine):
         return State(plan.algorithm.init(plan.problem).public, store)
 
     def contents(
-        self, plan: RunPlan, channel: Rounds, state: State, step: int, clients: Tensor
+        self, plan: RunPlan, channel: RoundChannel, state: State, step: int, clients: Tensor
     ) -> dict[str, RecordDict]:
         """Returns the messages to ``clients``, int64 (k,), by their names."""
         facts: dict[str, Any] = {"run": self.run, "round": step, "settings": plan.fingerprint}
@@ -106,7 +106,7 @@ class NodeEngine(Engine):
         return contents
 
     def step(
-        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, block: Block
     ) -> State:
         """Computes one round with the answers of its cohort.
 
@@ -116,7 +116,7 @@ class NodeEngine(Engine):
         """
         algorithm = plan.algorithm
         assert isinstance(algorithm, RoundAlgorithm)  # see check
-        assert isinstance(channel, Rounds)  # see open
+        assert isinstance(channel, RoundChannel)  # see open
         cohort = block.cohort
         step = block.first
         logger.info("round %d of %d", step + 1, plan.stop)
@@ -161,14 +161,14 @@ class NodeEngine(Engine):
         return [{"loss": math.nan, metric: math.nan}], {}
 
     def models(
-        self, plan: RunPlan, channel: Rounds | Activations, state: State, done: int
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, done: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sends the last public state to all nodes, each of which makes its own model from it.
 
         Returns:
             The released model for every client, (n, D), or the initial one if none is released.
         """
-        assert isinstance(channel, Rounds)  # see open
+        assert isinstance(channel, RoundChannel)  # see open
         clients = plan.problem.clients
         contents = self.contents(plan, channel, state, done, torch.arange(clients))
         replies = self.nodes.ask(FINISH, contents)

@@ -20,7 +20,7 @@ from ..algorithms.client_batch import ClientBatch, ClientStates
 from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset
 from ..errors import ConfigError, DataError, ResumeError
-from ..privacy import Rounds
+from ..privacy import RoundChannel
 from ..secure.masks import Identity
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
@@ -272,7 +272,7 @@ class Node:
         return result
 
     def _batch(
-        self, content: RecordDict, states: ClientStates, round: int, channel: Rounds
+        self, content: RecordDict, states: ClientStates, round: int, channel: RoundChannel
     ) -> ClientBatch:
         """Returns the batch of this one client in a round."""
         public = self._public(content)

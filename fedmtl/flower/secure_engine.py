@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from ..algorithms.base import State
 from ..algorithms.rounds import RoundAlgorithm
 from ..errors import SecureSumError
-from ..privacy import Activations, Rounds
+from ..privacy import ActivationChannel, RoundChannel
 from ..privacy.mechanism import OpenedSum
 from ..privacy.secure_calibration import SecureCalibration
 from ..schedules import Block
@@ -35,12 +35,12 @@ class SecureEngine(NodeEngine):
     identities: Mapping[str, bytes]
     secure: SecureCalibration | None = field(default=None, init=False)
 
-    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
+    def init(self, plan: RunPlan, channel: RoundChannel | ActivationChannel) -> State:
         self.secure = secure_calibration_of(plan.settings, plan.problem)
         return super().init(plan, channel)
 
     def step(
-        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, block: Block
     ) -> State:
         """Computes one round.
 
@@ -49,7 +49,7 @@ class SecureEngine(NodeEngine):
         """
         algorithm = plan.algorithm
         assert isinstance(algorithm, RoundAlgorithm)  # see check
-        assert isinstance(channel, Rounds)  # see open
+        assert isinstance(channel, RoundChannel)  # see open
         assert self.secure is not None
         step = block.first
         logger.info("round %d of %d", step + 1, plan.stop)

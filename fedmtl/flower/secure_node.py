@@ -25,7 +25,7 @@ from flwr.app import ConfigRecord, RecordDict
 from .._files import read_json, write_json
 from ..algorithms.base import Problem
 from ..errors import ConfigError, ResumeError
-from ..privacy import ClientPrivacy, GradientPlan, RecordPrivacy, ReleasePlan, Rounds
+from ..privacy import ClientPrivacy, GradientPlan, RecordPrivacy, ReleasePlan, RoundChannel
 from ..privacy.secure_calibration import (
     SecureCalibration,
     calibrate_secure_gradients,
@@ -113,7 +113,7 @@ class SecureNode:
         self,
         trainer: Trainer,
         problem: Problem,
-        channel: Rounds,
+        channel: RoundChannel,
         fingerprint: str,
         name: str,
         folder: RunFolder,

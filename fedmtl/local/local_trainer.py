@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..data import FederatedDataset
 from ..errors import ConfigError, PrivacyError
-from ..privacy import GradientPlan, Rounds
+from ..privacy import GradientPlan, RoundChannel
 from .checks import prepare_module
 from .clients import train_on_batches, train_on_records
 from .executor import Execution, Executor, resolve_device
@@ -158,7 +158,7 @@ class LocalTrainer:
         lam: Strength = 0.0,
         anchor: Tensor | None = None,
         round: int = 0,
-        channel: Rounds | None = None,
+        channel: RoundChannel | None = None,
     ) -> Tensor:
         """Trains the clients' models.
 
@@ -244,9 +244,9 @@ class LocalTrainer:
                     f"({size},) or ({len(clients)}, {size})."
                 )
 
-    def _local_steps(self, channel: Rounds) -> LocalSteps:
+    def _local_steps(self, channel: RoundChannel) -> LocalSteps:
         """Returns the local steps of the round that has begun, if they are this model's."""
-        if not isinstance(channel, Rounds) or channel.local is None:
+        if not isinstance(channel, RoundChannel) or channel.local is None:
             raise PrivacyError(
                 "No round of local steps has begun in this channel, so nothing is charged for "
                 "them: open it with RecordPrivacy and LocalTrainer.plan(solver), and call "

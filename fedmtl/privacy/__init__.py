@@ -5,12 +5,12 @@ No number leaves a client except through a :class:`Release`, and no release happ
 """
 
 from ..random import distinct_numbers
-from .accounting.calibration import calibrate_selection, selection_epsilon
 from .accounting.composition import epsilon
 from .accounting.knorm import KNormDpEvent
-from .accounting.losses import PureDpEvent
+from .accounting.loss_laws import PureDpEvent
+from .accounting.multipliers import calibrate_selection, selection_epsilon
 from .accounting.selection import draw_repetitions
-from .activations import Activations
+from .activation_channel import ActivationChannel
 from .adaptive import CountBelowNorm
 from .aggregation import SecureAggregation
 from .channel import Channel
@@ -29,7 +29,7 @@ from .receipt import BlockReceipt, LocalReceipt, Receipt
 from .records import Gradients
 from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
-from .rounds import Rounds
+from .round_channel import RoundChannel
 from .sampler_settings import (
     CyclicCohorts,
     FixedCohort,
@@ -41,7 +41,7 @@ from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 __all__ = [
-    "Activations",
+    "ActivationChannel",
     "BlockReceipt",
     "BoundSampler",
     "Channel",
@@ -76,7 +76,7 @@ __all__ = [
     "RecordPrivacy",
     "Release",
     "ReleasePlan",
-    "Rounds",
+    "RoundChannel",
     "Sampler",
     "SecureAggregation",
     "SecureSource",

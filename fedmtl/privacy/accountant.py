@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from .costs import PrivacyCosts
+from .account_costs import AccountCosts
 from .ledger import Ledger
 
 
@@ -49,7 +49,7 @@ class PrivacyAccountant:
         clients: int,
         *,
         steps: int,
-        costs: PrivacyCosts | None = None,
+        costs: AccountCosts | None = None,
         budget: float | None = None,
         caps: np.ndarray | None = None,
         ledger: Ledger | None = None,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from .._files import Json
-from .costs import PrivacyCosts
+from .account_costs import AccountCosts
 from .gradients import GradientPlan
 from .release import Release
 from .row_noise import BoundRowNoise
@@ -34,7 +34,7 @@ class Calibration:
 
     settings: tuple[Privacy, ...]
     caps: np.ndarray | None
-    costs: PrivacyCosts | None = None
+    costs: AccountCosts | None = None
     facts: Mapping[str, Json] = field(default_factory=dict)
     sampler: BoundSampler | None = None
     releases: dict[str, Release] = field(default_factory=dict)

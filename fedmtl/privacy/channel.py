@@ -1,10 +1,10 @@
 """The channel: the only path from private rows to public values.
 
-Clients take part in rounds (:class:`~fedmtl.privacy.rounds.Rounds`), or act one at a time
-(:class:`~fedmtl.privacy.activations.Activations`). Either way a step, a round or a block of
-activations, begins with its charge in the ledger, in secure mode on the disk (``BudgetExhausted``
-before any data is read), and every release is clip, sum by segment (the cohort, or a client), noise
-of the sum's sensitivity, division by a public constant.
+Clients take part in rounds (:class:`~fedmtl.privacy.round_channel.RoundChannel`), or act one at a
+time (:class:`~fedmtl.privacy.activation_channel.ActivationChannel`). Either way a step, a round or
+a block of activations, begins with its charge in the ledger, in secure mode on the disk
+(``BudgetExhausted`` before any data is read), and every release is clip, sum by segment (the
+cohort, or a client), noise of the sum's sensitivity, division by a public constant.
 
 R replicates of a run, each with its own noise (and its own clients, if these act one at a time),
 are computed at once; they are simulations, and an epsilon is that of one of them.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .activations import Activations
+from .activation_channel import ActivationChannel
 from .channel import Channel
 from .gradients import GradientPlan
 from .noise.laws import LAWS, NoiseLaw
@@ -28,11 +28,11 @@ from .report import (
     PrivacyReport,
     SignalToNoise,
 )
-from .rounds import Rounds
+from .round_channel import RoundChannel
 from .settings import RecordPrivacy
 
 
-def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
+def privacy_report(channel: RoundChannel | ActivationChannel) -> PrivacyReport:
     """Returns the privacy report of a run so far, and of the whole run once its channel is closed.
 
     Args:
@@ -48,7 +48,7 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
         >>> report.unit, report.epsilon, report.budget  # nothing has been released yet
         ('client', 0.0, 8.0)
     """
-    if isinstance(channel, Activations):
+    if isinstance(channel, ActivationChannel):
         report = _of_records(channel, channel.records, _clocks_text(channel))
         return replace(report, mechanism=report.mechanism + _range_by_client(channel))
     if channel.records is None:
@@ -58,7 +58,7 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
     return _of_records(channel, channel.records, _rounds_text(channel))
 
 
-def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
+def signal_to_noise(channel: RoundChannel | ActivationChannel) -> SignalToNoise | None:
     """Returns the signal-to-noise ratio of a run, from public quantities only.
 
     It is that of the loudest release of rows; under record-level privacy that of the mean gradient
@@ -79,7 +79,7 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
         >>> signal_to_noise(channel).clip_norm
         1.0
     """
-    if channel.costs is None or isinstance(channel, Activations):
+    if channel.costs is None or isinstance(channel, ActivationChannel):
         return None
     records = channel.records
     if records is not None and records.in_secure_sum:
@@ -108,7 +108,7 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
 
 
 def _of_any(
-    channel: Rounds | Activations,
+    channel: RoundChannel | ActivationChannel,
     *,
     unit: str,
     relation: str,
@@ -191,10 +191,10 @@ def _numerics(channel: Channel) -> str:
     return ON_GRID
 
 
-def _claimed(channel: Rounds | Activations) -> float | None:
+def _claimed(channel: RoundChannel | ActivationChannel) -> float | None:
     """Returns the figure of a published accounting that does not hold; None if none is used."""
     costs = channel.costs
-    if costs is not None and isinstance(channel, Activations):
+    if costs is not None and isinstance(channel, ActivationChannel):
         published = channel.records.plan.published
         if published is not None:
             return max(map(published.claim, costs.by_account.ravel()))
@@ -209,7 +209,7 @@ def _claimed(channel: Rounds | Activations) -> float | None:
 # Rows of clients
 
 
-def _of_rows(channel: Rounds) -> PrivacyReport:
+def _of_rows(channel: RoundChannel) -> PrivacyReport:
     """Returns the report of a run that releases sums over rows."""
     account = channel.accountant
     releases = tuple(channel.releases.values())
@@ -259,7 +259,7 @@ def _of_rows(channel: Rounds) -> PrivacyReport:
     return report
 
 
-def _range_of_multipliers(channel: Rounds) -> str:
+def _range_of_multipliers(channel: RoundChannel) -> str:
     """Returns the correlation of the noise over rounds, and the range of multipliers of replicates
     with budgets of their own, in words."""
     text = ""
@@ -272,13 +272,13 @@ def _range_of_multipliers(channel: Rounds) -> str:
     return text
 
 
-def _adaptive(channel: Rounds) -> QuantileClip | None:
+def _adaptive(channel: RoundChannel) -> QuantileClip | None:
     if channel.privacy is not None and isinstance(channel.privacy.clip_norm, QuantileClip):
         return channel.privacy.clip_norm
     return None
 
 
-def _rounds_text(channel: Rounds) -> str:
+def _rounds_text(channel: RoundChannel) -> str:
     """Returns the participants of rounds, their charges and the shares of the budget, in words."""
     text = channel.sampler.describe()
     if not channel.noised:
@@ -302,7 +302,9 @@ def _rounds_text(channel: Rounds) -> str:
 # Gradients of single records
 
 
-def _of_records(channel: Rounds | Activations, records: Records, sampler: str) -> PrivacyReport:
+def _of_records(
+    channel: RoundChannel | ActivationChannel, records: Records, sampler: str
+) -> PrivacyReport:
     """Returns the report of a run that releases gradients of single records.
 
     Args:
@@ -356,7 +358,7 @@ def _largest_budget(channel: Channel, plan: GradientPlan) -> float | None:
     return max(budgets, default=None)
 
 
-def _clocks_text(channel: Activations) -> str:
+def _clocks_text(channel: ActivationChannel) -> str:
     """Returns the order of activations and their charges, in words."""
     text = f"{channel.schedule}; every activation is charged to the client that acts"
     if channel.records.plan.at_cap == "silent":
@@ -375,7 +377,7 @@ def _clocks_text(channel: Activations) -> str:
     return text
 
 
-def _range_by_client(channel: Activations) -> str:
+def _range_by_client(channel: ActivationChannel) -> str:
     """Returns the range of multipliers of the clients that act, in words."""
     if channel.costs is None:
         return ""

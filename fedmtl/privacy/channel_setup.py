@@ -16,10 +16,10 @@ from .._check import positive_int
 from .._files import Json
 from ..errors import ConfigError, PrivacyError
 from ..ranks import SINGLE, Ranks
+from .account_costs import StoredNoise
 from .accountant import PrivacyAccountant
-from .activations import Activations
+from .activation_channel import ActivationChannel
 from .calibration import Calibration
-from .costs import StoredNoise
 from .gradients import GradientPlan
 from .ledger import Ledger, read_header
 from .noise.sources import NoiseSource, SecureSource, SeededSource
@@ -27,7 +27,7 @@ from .ranked import RankedRounds
 from .record_calibration import calibrate_records
 from .release import ReleasePlan
 from .replicates import ReplicatedRounds, check_replicates, settings_of
-from .rounds import Rounds
+from .round_channel import RoundChannel
 from .row_calibration import calibrate_rows, check_row_plans
 from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
@@ -50,8 +50,8 @@ def open_channel(
     replicates: int = 1,
     ranks: Ranks = SINGLE,
     order: Tensor | None = None,
-    channel_class: type[Rounds | Activations] | None = None,
-) -> Rounds | Activations:
+    channel_class: type[RoundChannel | ActivationChannel] | None = None,
+) -> RoundChannel | ActivationChannel:
     """Opens the channel of one run, or of R replicates of it.
 
     The noise is calibrated to the budget, and the ledger opened, before any data are read.
@@ -83,8 +83,8 @@ def open_channel(
             releases; None for these themselves.
 
     Returns:
-        :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` if clients act one
-        at a time.
+        :class:`~fedmtl.privacy.RoundChannel`, or :class:`~fedmtl.privacy.ActivationChannel` if
+        clients act one at a time.
 
     Raises:
         ConfigError: a budget that cannot be met, replicates of a private, kept or sampled run, or a
@@ -133,13 +133,13 @@ def open_channel(
         channel_class=channel_class,
         ranks=ranks,
     )
-    if channel_class is not None and issubclass(channel_class, Rounds) != (sampler is not None):
+    in_rounds = sampler is not None
+    if channel_class is not None and issubclass(channel_class, RoundChannel) != in_rounds:
         raise ConfigError(
             f"{channel_class.__name__} is not the channel of this schedule; rounds need a subclass "
-            "of Rounds, and clients that act one at a time one of Activations."
+            "of RoundChannel, and clients that act one at a time one of ActivationChannel."
         )
-    replicated_rounds = sampler is not None and replicates > 1
-    if channel_class is not None and (ranks.size > 1 or replicated_rounds):
+    if channel_class is not None and (ranks.size > 1 or (in_rounds and replicates > 1)):
         raise ConfigError(
             f"A channel of the class {channel_class.__name__} is that of one run in one process; "
             "leave channel_class out with replicates or with several ranks."
@@ -159,10 +159,10 @@ def _one_gradient_plan(plans: Sequence[Plan]) -> GradientPlan | None:
     return next(iter(several), None)
 
 
-def _opened_at_ranks(setup: _ChannelSetup, path: Path | None) -> Rounds | Activations:
+def _opened_at_ranks(setup: _ChannelSetup, path: Path | None) -> RoundChannel | ActivationChannel:
     """Returns the channel of this rank. The first one calibrates and keeps the ledger; the others
     read its header, as a resumed run does."""
-    first: list[Rounds | Activations] = []
+    first: list[RoundChannel | ActivationChannel] = []
 
     def open_first() -> dict[str, Json]:
         first.append(setup.channel(_stored_noise(path, setup.resume), path))
@@ -203,10 +203,10 @@ class _ChannelSetup:
     resume: bool
     notes: tuple[str, ...]
     order: Tensor | None
-    channel_class: type[Rounds | Activations] | None
+    channel_class: type[RoundChannel | ActivationChannel] | None
     ranks: Ranks
 
-    def channel(self, prior: StoredNoise, path: Path | None) -> Rounds | Activations:
+    def channel(self, prior: StoredNoise, path: Path | None) -> RoundChannel | ActivationChannel:
         """Calibrates the noise, opens the ledger and returns the channel.
 
         Args:
@@ -243,10 +243,10 @@ class _ChannelSetup:
         account: PrivacyAccountant,
         outside: tuple[str, ...],
         ledger_name: str,
-    ) -> Activations:
+    ) -> ActivationChannel:
         """Returns the channel of clients that act one at a time."""
-        channel_class = self.channel_class or Activations
-        assert issubclass(channel_class, Activations)
+        channel_class = self.channel_class or ActivationChannel
+        assert issubclass(channel_class, ActivationChannel)
         return channel_class(
             calibration,
             account,
@@ -262,11 +262,11 @@ class _ChannelSetup:
         account: PrivacyAccountant,
         outside: tuple[str, ...],
         ledger_name: str,
-    ) -> Rounds:
+    ) -> RoundChannel:
         """Returns the channel of rounds: of one process, of this rank, or of replicates."""
-        channel_class: Callable[..., Rounds] = Rounds
+        channel_class: Callable[..., RoundChannel] = RoundChannel
         if self.channel_class is not None:
-            assert issubclass(self.channel_class, Rounds)
+            assert issubclass(self.channel_class, RoundChannel)
             channel_class = self.channel_class
         elif self.ranks.size > 1:
             channel_class = partial(RankedRounds, ranks=self.ranks)

@@ -305,8 +305,8 @@ class RowTotal:
     """The clipped sum of one release of one round, to which rows are added as clients make them.
 
     It is the sum of :func:`clipped_sum` to the last bit: sums of rows on their grid are exact, in
-    any order and any parts. It is private, and :meth:`fedmtl.privacy.Rounds.release` takes it in
-    place of the rows.
+    any order and any parts. It is private, and :meth:`fedmtl.privacy.RoundChannel.release` takes it
+    in place of the rows.
 
     Args:
         dimension: D, of a row.

@@ -17,9 +17,9 @@ from typing import Any
 
 from .._files import Json
 from ..errors import ConfigError, PrivacyError
-from .accounting.calibration import smallest_multiplier
 from .accounting.composition import epsilon
-from .accounting.losses import ReplacedPoissonDpEvent
+from .accounting.loss_laws import ReplacedPoissonDpEvent
+from .accounting.multipliers import smallest_multiplier
 from .events import DpEvent, dp_event
 from .noise.discrete import LEAST, slack
 from .noise.laws import LAWS

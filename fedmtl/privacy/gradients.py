@@ -29,8 +29,8 @@ from torch import Tensor
 
 from .._check import given, positive_int
 from ..errors import ConfigError, PrivacyError
+from .account_costs import AccountCosts, Demand, StoredNoise, calibrated
 from .cost import PrivacyCost, normalized
-from .costs import Demand, PrivacyCosts, StoredNoise, calibrated
 from .noise.laws import Norm
 from .settings import RecordPrivacy
 
@@ -318,7 +318,7 @@ def record_costs(
     delta: float,
     *,
     prior: StoredNoise | None = None,
-) -> tuple[PrivacyCosts, np.ndarray]:
+) -> tuple[AccountCosts, np.ndarray]:
     """Calibrates the noise of every kind of client.
 
     Args:

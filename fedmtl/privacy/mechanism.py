@@ -216,7 +216,7 @@ class ClippedSum:
         if not sums or (rows.dimension, rows.clip, rows.width) != own:
             raise PrivacyError(
                 f"Release {self.name!r} of form {release.form!r} got a sum with another clip or "
-                "grid than its own; take the sum that Rounds.new_total returns in this round."
+                "grid than its own; take the sum that RoundChannel.new_total returns in this round."
             )
         if rows.clients != sorted(clients.tolist()):
             raise PrivacyError(

@@ -21,10 +21,10 @@ from .mechanism import ClippedSum, Inner, Mechanism, MechanismAround, Message
 from .mechanism_choice import mechanism_of
 from .receipt import Receipt
 from .release import Release
-from .rounds import Rounds
+from .round_channel import RoundChannel
 
 
-class RankedRounds(Rounds):
+class RankedRounds(RoundChannel):
     """The channel of one rank.
 
     Args:

@@ -19,8 +19,8 @@ from ..errors import PrivacyError
 class Receipt:
     """The charge of one round, as a value.
 
-    :meth:`Rounds.begin <fedmtl.privacy.Rounds.begin>` makes one once the ledger has the charge, and
-    a :class:`~fedmtl.privacy.mechanism.Mechanism` spends it before it adds anything up.
+    :meth:`RoundChannel.begin <fedmtl.privacy.RoundChannel.begin>` makes one once the ledger has the
+    charge, and a :class:`~fedmtl.privacy.mechanism.Mechanism` spends it before it adds anything up.
 
     Args:
         step: number of the round; it addresses the noise.

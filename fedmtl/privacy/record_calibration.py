@@ -9,9 +9,9 @@ import numpy as np
 
 from .._files import Json
 from ..errors import PrivacyError
+from .account_costs import AccountCosts, StoredNoise
 from .binding import bind_releases
 from .calibration import Calibration, caps_of, schedule_facts
-from .costs import PrivacyCosts, StoredNoise
 from .gradients import GradientPlan, record_costs
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
@@ -175,7 +175,7 @@ def _with_shares(
 
 
 def _check_noise(
-    costs: PrivacyCosts, plan: GradientPlan, privacy: RecordPrivacy, source: NoiseSource
+    costs: AccountCosts, plan: GradientPlan, privacy: RecordPrivacy, source: NoiseSource
 ) -> None:
     """Refuses noise that the source cannot draw. The largest is that of the least weight."""
     largest = max(costs.multipliers)

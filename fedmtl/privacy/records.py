@@ -4,7 +4,7 @@ Gradients of a client's records are multiples of its rows, of which the factors 
 tensors. A sum is over all records of its client, or over a secret Poisson subset of them. The
 client and the number of its sums so far address the subset and the noise, which do not depend on
 the other participants. That holds for clients that make the local steps of DP-SGD in rounds
-(:mod:`.dp_sgd`), and for those that act one at a time (:class:`~fedmtl.privacy.Activations`).
+(:mod:`.dp_sgd`), and for those that act one at a time (:class:`~fedmtl.privacy.ActivationChannel`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .._devices import on_device
 from ..errors import ConfigError
+from .account_costs import AccountCosts
 from .clip import MARGIN, Clip, sum_width
-from .costs import PrivacyCosts
 from .gradients import GradientPlan
 from .noise.grid import GridValue, client_noise
 from .noise.laws import LAWS, ORDERS, Norm
@@ -85,7 +85,7 @@ class Records:
         self,
         plan: GradientPlan,
         sources: Sequence[NoiseSource],
-        costs: PrivacyCosts | None,
+        costs: AccountCosts | None,
         *,
         bound: float,
         law: str | None,

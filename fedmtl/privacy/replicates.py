@@ -17,7 +17,7 @@ from .noise.grid import GridValue
 from .quantile import QuantileClip
 from .receipt import Receipt
 from .release import Release
-from .rounds import Rounds
+from .round_channel import RoundChannel
 from .samplers import BoundFull, BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
@@ -78,7 +78,7 @@ def check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> No
             )
 
 
-class ReplicatedRounds(Rounds):
+class ReplicatedRounds(RoundChannel):
     """Rounds of R replicates in which everybody takes part.
 
     Rows are (R, k, D), and their releases (R, D), or (R, D, D) of matrices: replicate r has the

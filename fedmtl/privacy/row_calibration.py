@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from .._files import Json
 from ..errors import PrivacyError
+from .account_costs import Demand, StoredNoise, calibrated
 from .binding import bind_releases, step_cost
 from .calibration import Calibration, caps_of, schedule_facts
 from .cost import PrivacyCost
-from .costs import Demand, StoredNoise, calibrated
 from .noise.banded import Bands
 from .noise.grid import check_drawable
 from .noise.laws import LAWS

@@ -20,9 +20,9 @@ from .._check import Checked, Fraction, Positive
 from .._files import Json
 from .._rounding import rounded_up
 from ..errors import PrivacyError
+from .account_costs import StoredNoise
 from .clip import clip_rows
 from .cost import PrivacyCost
-from .costs import StoredNoise
 from .noise.grid import client_noise, noised
 from .noise.laws import L2LaplaceNoise
 from .noise.sources import NoiseSource

@@ -17,10 +17,10 @@ import numpy as np
 from .._files import Json
 from .._rounding import rounded_up
 from ..errors import PrivacyError
+from .account_costs import AccountCosts, Demand, StoredNoise
 from .binding import bind_releases, step_cost
 from .clip import Clip
 from .cost import PrivacyCost
-from .costs import Demand, PrivacyCosts, StoredNoise
 from .gradients import GradientPlan
 from .noise.laws import GaussianNoise
 from .noise.shares import DistributedGaussian
@@ -50,14 +50,14 @@ class SecureCalibration:
         return self.release.shares
 
     @property
-    def costs(self) -> PrivacyCosts:
+    def costs(self) -> AccountCosts:
         """Returns the costs of all accounts: one for each client if participations are charged,
         otherwise one for all."""
         accounts = 1
         if self.release.sampling.per_participation:
             accounts = self.release.sampling.n
         kind_of = np.zeros((1, accounts), dtype=np.int64)
-        return PrivacyCosts((self.cost,), (self.noise.multiplier,), kind_of)
+        return AccountCosts((self.cost,), (self.noise.multiplier,), kind_of)
 
     @property
     def relation(self) -> Relation:

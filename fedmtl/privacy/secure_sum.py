@@ -158,7 +158,7 @@ class SecureSum(ClippedSum):
             PrivacyError: the unit is a record, and a row is not on the grid.
         """
         if self.release.unit == "record":
-            assert isinstance(rows, Tensor)  # see Rounds.new_total
+            assert isinstance(rows, Tensor)  # see RoundChannel.new_total
             whole_rows(self.name, rows, self._shares.width)
         return super().total(rows, clients, width)
 

@@ -24,7 +24,7 @@ from ..privacy import (
     FullParticipation,
     NoiseSource,
     ReleasePlan,
-    Rounds,
+    RoundChannel,
     SecureSource,
     SeededSource,
     draw_repetitions,
@@ -194,7 +194,7 @@ class SearchRun:
             ledger_path=path,
             resume=not self.secure,
         )
-        assert isinstance(channel, Rounds)
+        assert isinstance(channel, RoundChannel)
         with closing(channel):
             everyone = channel.draw(0)
             channel.begin(0, everyone)

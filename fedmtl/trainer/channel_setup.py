@@ -14,14 +14,14 @@ from ..algorithms.returned import checked_plans
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..privacy import (
-    Activations,
+    ActivationChannel,
     BoundSampler,
     FullParticipation,
     GradientPlan,
     NoiseSource,
     PoissonSampling,
     ReleasePlan,
-    Rounds,
+    RoundChannel,
     Sampler,
     open_channel,
 )
@@ -104,8 +104,8 @@ def open_run(
     ledger: Path | None = None,
     resume: bool = False,
     coins: NoiseSource | None = None,
-    channel_class: type[Rounds | Activations] | None = None,
-) -> Rounds | Activations:
+    channel_class: type[RoundChannel | ActivationChannel] | None = None,
+) -> RoundChannel | ActivationChannel:
     """Returns the open channel of a run, with the canaries of its audit.
 
     Args:
@@ -147,7 +147,7 @@ def open_run(
         # canaries come behind the clients
         order = torch.cat([order, torch.arange(len(order), bound.n)])
         options = {"steps": problem.rounds, "order": order}
-    channel: Rounds | Activations = open_channel(
+    channel: RoundChannel | ActivationChannel = open_channel(
         privacies if len(privacies) > 1 else privacies[0],  # type: ignore[arg-type]
         plans,
         bound if isinstance(bound, BoundSampler) else bound.describe(),

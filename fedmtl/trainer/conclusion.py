@@ -12,7 +12,7 @@ from .._files import write_bytes
 from ..algorithms.base import State
 from ..algorithms.finetune import Personalization
 from ..models.networks import NamedFactory
-from ..privacy import Activations, Rounds
+from ..privacy import ActivationChannel, RoundChannel
 from ..privacy.channel_report import privacy_report
 from ..schedules import BoundSchedule
 from .aggregates import numbers_of
@@ -46,7 +46,7 @@ def informed(settings: Trainer, state: State) -> Trainer:
 def conclude(
     plan: RunPlan,
     engine: Engine,
-    channel: Rounds | Activations,
+    channel: RoundChannel | ActivationChannel,
     evaluations: Evaluations,
     state: State,
     step: int,

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..algorithms.base import Algorithm, State
 from ..algorithms.local import Local
 from ..algorithms.returned import check_state
-from ..privacy import Activations, NoiseSource, Rounds
+from ..privacy import ActivationChannel, NoiseSource, RoundChannel
 from ..ranks import SINGLE, Ranks
 from ..schedules import Block, BoundBuffered, BoundSchedule, Deadline, rounds
 from .aggregates import numbers_of, summarize
@@ -42,7 +42,7 @@ class Engine:
     facts: Mapping[str, Any] = field(default_factory=dict)
     stop: int | None = None
 
-    def open(self, plan: RunPlan, resume: bool) -> Rounds | Activations:
+    def open(self, plan: RunPlan, resume: bool) -> RoundChannel | ActivationChannel:
         """Returns the open channel of a run.
 
         Args:
@@ -58,7 +58,7 @@ class Engine:
             coins=self.coins,
         )
 
-    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
+    def init(self, plan: RunPlan, channel: RoundChannel | ActivationChannel) -> State:
         """Returns the state before the first step.
 
         Args:
@@ -70,7 +70,7 @@ class Engine:
         return state
 
     def step(
-        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, block: Block
     ) -> State:
         """Returns the state after a block.
 
@@ -126,7 +126,7 @@ class Engine:
         return numbers, scores | {"personal": each[0]}
 
     def models(
-        self, plan: RunPlan, channel: Rounds | Activations, state: State, done: int
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, done: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the personal models (n, D) after the last step, and their decomposition in the
         method's paper by name.
@@ -166,7 +166,11 @@ def _is_everyones(plan: RunPlan, model: Tensor | None, state: State) -> bool:
 
 
 def training_steps(
-    plan: RunPlan, engine: Engine, channel: Rounds | Activations, state: State, start: int
+    plan: RunPlan,
+    engine: Engine,
+    channel: RoundChannel | ActivationChannel,
+    state: State,
+    start: int,
 ) -> Iterator[tuple[Block, State]]:
     """Yields the blocks of a run from a step on, each with the state after it.
 
@@ -191,7 +195,9 @@ def training_steps(
         yield block, state
 
 
-def _blocks(plan: RunPlan, channel: Rounds | Activations, start: int) -> Iterator[Block]:
+def _blocks(
+    plan: RunPlan, channel: RoundChannel | ActivationChannel, start: int
+) -> Iterator[Block]:
     """Returns the blocks from step ``start`` on.
 
     They are cohorts that the channel draws with the privacy coins, or activations of the public
@@ -202,7 +208,7 @@ def _blocks(plan: RunPlan, channel: Rounds | Activations, start: int) -> Iterato
     if isinstance(schedule, BoundSchedule):
         cuts = [plan.every, *filter(None, [settings.checkpoint_every])]
         return schedule.blocks(settings.seed, start, plan.stop, cuts=cuts, replicates=settings.runs)
-    assert isinstance(channel, Rounds)
+    assert isinstance(channel, RoundChannel)
     drawn = rounds(channel.draw, start=start, stop=plan.stop)
     if not isinstance(schedule, BoundBuffered):
         return drawn

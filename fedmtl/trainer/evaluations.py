@@ -12,7 +12,7 @@ import torch
 
 from ..algorithms.base import State
 from ..algorithms.problem import Tally
-from ..privacy import Activations, Rounds
+from ..privacy import ActivationChannel, RoundChannel
 from .aggregates import bands
 from .callbacks import Callback
 from .engine import Engine
@@ -42,7 +42,7 @@ class Evaluations:
         self,
         plan: RunPlan,
         engine: Engine,
-        channel: Rounds | Activations,
+        channel: RoundChannel | ActivationChannel,
         callbacks: Sequence[Callback],
         history: Sequence[dict[str, Any]],
     ) -> None:

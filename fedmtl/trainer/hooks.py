@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from ..privacy import Activations, GradientPlan, ReleasePlan, Rounds
+from ..privacy import ActivationChannel, GradientPlan, ReleasePlan, RoundChannel
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -47,7 +47,7 @@ class RunAudit(ABC):
     @abstractmethod
     def channel_class(
         self, settings: Trainer, plans: Sequence[ReleasePlan | GradientPlan]
-    ) -> type[Rounds | Activations]:
+    ) -> type[RoundChannel | ActivationChannel]:
         """Returns the class of the channel of a run.
 
         Args:

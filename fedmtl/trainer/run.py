@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ..algorithms.base import State
 from ..algorithms.problem import Tally
 from ..errors import BudgetExhausted, ConfigError
-from ..privacy import Activations, Rounds
+from ..privacy import ActivationChannel, RoundChannel
 from ..privacy.channel_report import signal_to_noise
 from ..schedules import BoundBuffered
 from .callbacks import Callback, ProgressBar
@@ -47,7 +47,7 @@ class Run:
 
     plan: RunPlan
     engine: Engine
-    channel: Rounds | Activations
+    channel: RoundChannel | ActivationChannel
     callbacks: tuple[Callback, ...]
     evaluations: Evaluations
     checkpoints: Checkpoints
@@ -90,7 +90,7 @@ def run(plan: RunPlan, engine: Engine, resume: bool) -> Result:
 def _start_or_restore(
     plan: RunPlan,
     engine: Engine,
-    channel: Rounds | Activations,
+    channel: RoundChannel | ActivationChannel,
     checkpoint: Checkpoint | None,
 ) -> tuple[Run, State, int]:
     """Returns a run at its start, or at its checkpoint if there is one; with its state and the
@@ -143,7 +143,7 @@ def _counting(plan: RunPlan, tally: Tally) -> RunPlan:
     return replace(plan, problem=replace(plan.problem, tally=tally))
 
 
-def _log_signal(name: str, channel: Rounds | Activations) -> None:
+def _log_signal(name: str, channel: RoundChannel | ActivationChannel) -> None:
     """Logs the signal-to-noise ratio of the releases; a warning if noise will hide them."""
     signal = signal_to_noise(channel)
     if signal is None:
@@ -154,12 +154,12 @@ def _log_signal(name: str, channel: Rounds | Activations) -> None:
         logger.info("%s: %s", name, signal.text())
 
 
-def _log_versions(plan: RunPlan, channel: Rounds | Activations, state: State) -> None:
+def _log_versions(plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State) -> None:
     """Logs the memory for earlier public states, and warns of clients that never count."""
     # a method without a public state asks nobody
     if not isinstance(plan.settings.bound_schedule, BoundBuffered) or not state.public:
         return
-    assert isinstance(channel, Rounds)
+    assert isinstance(channel, RoundChannel)
     sampler = channel.sampler
     assert isinstance(sampler, BoundBuffered)
     if not sampler.clients.foreseen:
@@ -178,7 +178,7 @@ def _log_versions(plan: RunPlan, channel: Rounds | Activations, state: State) ->
         )
 
 
-def _log_repeats(channel: Rounds | Activations, step: int) -> None:
+def _log_repeats(channel: RoundChannel | ActivationChannel, step: int) -> None:
     """Warns that steps are charged twice: their noise cannot be drawn again, so a resumed run makes
     other releases in these steps."""
     ledger = channel.accountant.ledger
@@ -196,7 +196,7 @@ def _log_repeats(channel: Rounds | Activations, step: int) -> None:
     )
 
 
-def _log_left_out(channel: Rounds | Activations) -> None:
+def _log_left_out(channel: RoundChannel | ActivationChannel) -> None:
     """Logs how often clients were left out because their accounts are spent."""
     accountant = channel.accountant
     if accountant.left_out and accountant.caps is not None:

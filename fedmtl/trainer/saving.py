@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..algorithms.base import State
 from ..errors import ResumeError
-from ..privacy import Activations, Rounds
+from ..privacy import ActivationChannel, RoundChannel
 from ..schedules import BoundBuffered
 from .checkpoint import Checkpoint
 from .evaluations import Evaluations
@@ -28,7 +28,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, plan: RunPlan, channel: Rounds | Activations, evaluations: Evaluations
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, evaluations: Evaluations
     ) -> None:
         self._plan = plan
         self._channel = channel
@@ -86,7 +86,7 @@ class Checkpoints:
 
 
 def restore(
-    plan: RunPlan, channel: Rounds | Activations, state: State, checkpoint: Checkpoint
+    plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, checkpoint: Checkpoint
 ) -> None:
     """Puts the state and the channel back to those of a checkpoint, in place.
 
@@ -112,7 +112,10 @@ def restore(
 
 
 def _earlier(
-    plan: RunPlan, channel: Rounds | Activations, names: Set[str], checkpoint: Checkpoint
+    plan: RunPlan,
+    channel: RoundChannel | ActivationChannel,
+    names: Set[str],
+    checkpoint: Checkpoint,
 ) -> dict[int, dict[str, Tensor]]:
     """Returns the earlier public states of a checkpoint, by version.
 
@@ -129,7 +132,7 @@ def _earlier(
     assert folder is not None  # a checkpoint was read from it
     needed: frozenset[int] = frozenset()
     sampler = None
-    if isinstance(channel, Rounds):
+    if isinstance(channel, RoundChannel):
         sampler = channel.sampler
     if isinstance(sampler, BoundBuffered) and checkpoint.step > 0:
         needed = sampler.kept(checkpoint.step - 1)

@@ -14,7 +14,7 @@ from fedmtl.contrib.automatic import automatic
 from fedmtl.contrib.average import average_numbers, vote
 from fedmtl.data import Domain, FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import Rounds, clipped_sum, open_channel
+from fedmtl.privacy import RoundChannel, clipped_sum, open_channel
 from fedmtl.privacy.channel_report import signal_to_noise
 from fedmtl.privacy.clip import sum_width
 from tests.algorithms.harness import problem_of, run
@@ -153,7 +153,7 @@ def test_one_client_moves_the_sum_of_votes_by_no_more_than_the_sensitivity(
 ) -> None:
     """By brute force: the clipped sum without a client's vote, and with that of any other records."""
     sums = []
-    opened = Rounds.release
+    opened = RoundChannel.release
 
     def release(self, name, message, clients):
         if self._receipt.step == 19:
@@ -165,7 +165,7 @@ def test_one_client_moves_the_sum_of_votes_by_no_more_than_the_sensitivity(
             sums.append(clipped_sum(away, clip, width))
         return opened(self, name, message, clients)
 
-    monkeypatch.setattr(Rounds, "release", release)
+    monkeypatch.setattr(RoundChannel, "release", release)
     # the model is that of all neighbours, so that the vote of one client alone differs
     monkeypatch.setattr(ProximalPoint, "_change", lambda self, problem, x, y, w, bias: 0 * w)
     base = tables()
@@ -211,14 +211,14 @@ def test_rounds_of_votes_are_charged_like_any_other() -> None:
     assert reports[0].epsilon == pytest.approx(reports[1].epsilon, rel=1e-9)
     # a vote in a round that was not charged is refused
     data = tables(6)
-    opened = Rounds.begin
+    opened = RoundChannel.begin
 
     def begin(self, step, clients):
         if step < 18:
             opened(self, step, clients)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rounds, "begin", begin)
+        patch.setattr(RoundChannel, "begin", begin)
         with pytest.raises(PrivacyError, match="already"):
             run(algorithm, problem(data), privacy=NOISY)
 
@@ -231,7 +231,7 @@ def test_a_client_learns_of_others_by_noised_votes_alone(monkeypatch) -> None:
     y[last:] = -y[last:]  # of all but the first client
     other = replace(one, train=replace(one.train, x=x, y=y), verify=False)
     noised = []
-    opened = Rounds.release
+    opened = RoundChannel.release
 
     def note(self, name, message, clients):
         noised.append(opened(self, name, message, clients))
@@ -250,7 +250,7 @@ def test_a_client_learns_of_others_by_noised_votes_alone(monkeypatch) -> None:
             progress=False,
         )
 
-    monkeypatch.setattr(Rounds, "release", note)
+    monkeypatch.setattr(RoundChannel, "release", note)
     first = settings(one).fit()
     replayed = iter(list(noised))
 
@@ -258,7 +258,7 @@ def test_a_client_learns_of_others_by_noised_votes_alone(monkeypatch) -> None:
         opened(self, name, message, clients)
         return next(replayed)
 
-    monkeypatch.setattr(Rounds, "release", again)
+    monkeypatch.setattr(RoundChannel, "release", again)
     second = settings(other).fit()
     torch.testing.assert_close(second.shared, first.shared, rtol=0, atol=0)
     torch.testing.assert_close(second.personal[0], first.personal[0], rtol=0, atol=0)

@@ -10,7 +10,7 @@ import torch
 from fedmtl import APFL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, LocalSGD, PFedMe, models
 from fedmtl.algorithms import ClientBatch
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import ClientPrivacy, FixedCohort, Rounds
+from fedmtl.privacy import ClientPrivacy, FixedCohort, RoundChannel
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_scaffold import CLIENTS, D, ragged
 from tests.helpers import ragged_classification
@@ -101,7 +101,7 @@ def test_rows_that_are_added_up_as_they_are_made_have_their_weights(
     assert not torch.equal(
         made, run(replace(algorithm, cap=1), problem, privacy=privacy).public["global"]
     )
-    monkeypatch.setattr(Rounds, "new_total", lambda self, name: None)
+    monkeypatch.setattr(RoundChannel, "new_total", lambda self, name: None)
     assert torch.equal(made, run(algorithm, problem, privacy=privacy).public["global"])
 
 

@@ -56,7 +56,7 @@ from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.local import Layout, LocalSGD
 from fedmtl.privacy import (
-    Activations,
+    ActivationChannel,
     ClientPrivacy,
     CyclicCohorts,
     FixedCohort,
@@ -69,14 +69,14 @@ from fedmtl.privacy import (
     RecordPrivacy,
     Release,
     ReleasePlan,
-    Rounds,
+    RoundChannel,
     SecureAggregation,
     SecureSource,
     SeededSource,
+    account_costs,
     binding,
     channel_setup,
     clip,
-    costs,
     mechanism,
     quantile,
     records,
@@ -86,12 +86,12 @@ from fedmtl.privacy import (
     secure_calibration,
     sums,
 )
+from fedmtl.privacy.account_costs import AccountCosts
 from fedmtl.privacy.accountant import PrivacyAccountant
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.adaptive import AdaptiveClip, CountBelowNorm
 from fedmtl.privacy.clip import RowTotal, clip_rows
 from fedmtl.privacy.cost import PrivacyCost
-from fedmtl.privacy.costs import PrivacyCosts
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.mechanism import ClippedSum
 from fedmtl.privacy.noise import grid, laws, symmetric
@@ -588,7 +588,7 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 _by_event = edit(  # by the number of the activation in the run, in place of the client and its own count
-    Activations._draw_noise,
+    ActivationChannel._draw_noise,
     "(receipt.clients, receipt.uses, window.scales)",
     "(np.minimum(receipt.clients, 0), receipt.first + np.arange(len(clients))[:, None] + 0 * receipt.uses, window.scales)",
 )
@@ -617,27 +617,27 @@ _silent_count = edit(CountBelowNorm.fraction, "noised(total, *noise.at(step))", 
 
 # The channel: scales, silence, and what is released without noise
 
-_release = Rounds.release
+_release = RoundChannel.release
 
 
-_half_as_large = edit(Activations._prepared, "(acting, uses)", "(acting, uses) / 2")
+_half_as_large = edit(ActivationChannel._prepared, "(acting, uses)", "(acting, uses) / 2")
 half_at_first = edit(
-    Activations._prepared, "(acting, uses)", "(acting, uses) * np.where(uses == 0, 0.5, 1.0)"
+    ActivationChannel._prepared, "(acting, uses)", "(acting, uses) * np.where(uses == 0, 0.5, 1.0)"
 )
 _largest = edit(
-    Activations._prepared,
+    ActivationChannel._prepared,
     "(acting, uses)",
     "(acting, uses) * divisors / self.records.plan.counts.max()",
 )
 _silent_when_empty = edit(
-    Rounds.release,
+    RoundChannel.release,
     "return value",
     "return value * float(isinstance(rows, RowTotal) or len(rows) > 0)",
 )
 _silent_without_gradients = edit(
-    Activations._noised, "if self.costs is None", "if self.costs is None or not total.any()"
+    ActivationChannel._noised, "if self.costs is None", "if self.costs is None or not total.any()"
 )
-_in_the_loop = partial(edit, Activations._draw_noise, "drawn.numpy()")
+_in_the_loop = partial(edit, ActivationChannel._draw_noise, "drawn.numpy()")
 _in_pairs = _in_the_loop(
     "drawn.numpy(); window.noise[1::2] = window.noise[: len(window.noise) // 2 * 2 : 2]"
 )
@@ -655,7 +655,7 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         extra = (weights[clients] - 1) @ clip_rows(rows, self.clips[name]).double()
         return value + extra / self.denominator
 
-    patch.setattr(Rounds, "release", weighted)
+    patch.setattr(RoundChannel, "release", weighted)
 
 
 # a client's update is part of its own row and of the next one
@@ -768,7 +768,7 @@ _REALIZED = property(
 
 def _realized_denominator(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The channel states what its mechanisms divide by."""
-    patch.setattr(Rounds, "denominator", _REALIZED)
+    patch.setattr(RoundChannel, "denominator", _REALIZED)
     edit(
         ClippedSum.__call__,
         "self.check(rows, clients)",
@@ -963,7 +963,7 @@ def _known_subset(original, self, clients, numbers, sources):
 _subset_of_the_noise = edit(Records._subsets, '"records"', '"noise/gradient"')
 
 
-@_instead(Rounds, "draw")
+@_instead(RoundChannel, "draw")
 def _cohort_of_the_noise(original, self, step):
     """Everybody takes part where the coordinate of its number is far from zero in the noise of the round."""
     original(self, step)
@@ -1017,7 +1017,7 @@ def _exchanged(original, self, problem, state, block, channel):
 
 # a client without records releases noise, and is charged
 _released_without_records = edit(
-    Activations._acting, "self.records.plan.counts[clients] > 0", "clients >= 0"
+    ActivationChannel._acting, "self.records.plan.counts[clients] > 0", "clients >= 0"
 )
 
 
@@ -1125,13 +1125,13 @@ _event_at_clip = edit(PrivacyCost.event, "= multiplier", "= 2 * multiplier")
 _half_the_rate = edit(PrivacyCost.event, "sampled(self.sampled,", "sampled(self.sampled / 2,")
 _weights_uncharged = edit(PrivacyCost.event, "z /= self.weights[use]", "z /= 1.0")
 _weights_without_noise = edit(
-    PrivacyCosts.of_uses, "if all(cost.weights is None for cost in self.kinds)", "if True"
+    AccountCosts.of_uses, "if all(cost.weights is None for cost in self.kinds)", "if True"
 )
-_weights_in_reverse = edit(PrivacyCosts.of_uses, "first + uses", "first + 7 - uses")
+_weights_in_reverse = edit(AccountCosts.of_uses, "first + uses", "first + 7 - uses")
 _allocation_without_noise = _set(Release, "weighted", lambda self, weight: self)
 _count_for_free = _set(binding, "split_multiplier", lambda z, count: z)
 _past_the_budget = edit(
-    PrivacyCosts.affordable, "self.multipliers[kind])", "self.multipliers[kind]) + 1"
+    AccountCosts.affordable, "self.multipliers[kind])", "self.multipliers[kind]) + 1"
 )
 _past_the_cap = edit(
     PrivacyAccountant._check_caps, "before >= caps[members]", "before > caps[members]"
@@ -1165,7 +1165,7 @@ _charged_once_a_block = edit(
     "self.participations.reshape(-1)[places[places >= 0]] += 1",
 )
 _begun_again = edit(
-    Activations.begin,
+    ActivationChannel.begin,
     "if self._window is not None and self._window.receipt.left:",
     "if first < self._end:\n            return\n        if False:",
 )
@@ -1215,7 +1215,7 @@ def _stated_at_another_delta(original, self, **options):
         self.costs = costs
 
 
-_with_cost = partial(edit, costs.calibrated, "tuple(demand.cost for")
+_with_cost = partial(edit, account_costs.calibrated, "tuple(demand.cost for")
 _local_steps_charged_once = _with_cost(
     "tuple(__import__('dataclasses').replace(demand.cost, sums=1) for"
 )
@@ -1336,7 +1336,7 @@ def _note_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _signal_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The signal is the mean norm of the rows of the round, in place of the clip norm."""
-    release, sound = Rounds.release, rerun.signal_to_noise
+    release, sound = RoundChannel.release, rerun.signal_to_noise
 
     def noting(self, name, rows, clients):
         if isinstance(rows, torch.Tensor):
@@ -1349,7 +1349,7 @@ def _signal_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
             return None
         return replace(found, clip_norm=getattr(channel, "signal", found.clip_norm))
 
-    patch.setattr(Rounds, "release", noting)
+    patch.setattr(RoundChannel, "release", noting)
     patch.setattr(rerun, "signal_to_noise", measured)
 
 
@@ -1805,7 +1805,7 @@ MUTANTS = [
     Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
     Mutant(
         "no noise on rows",
-        _set(Rounds, "_with_row_noise", lambda self, noise, rows, *of: rows),
+        _set(RoundChannel, "_with_row_noise", lambda self, noise, rows, *of: rows),
         NOISE,
         ("curator",),
     ),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-import fedmtl.privacy.rounds
+import fedmtl.privacy.round_channel
 from fedmtl import (
     ClientPrivacy,
     CyclicCohorts,
@@ -187,7 +187,9 @@ def test_a_clip_that_fails_shows(monkeypatch):
         return original(rows, type(clip)(1e6), width)
 
     monkeypatch.setattr(fedmtl.privacy.mechanism, "clipped_sum", unclipped)
-    monkeypatch.setattr(fedmtl.privacy.rounds.Rounds, "new_total", lambda self, name: None)
+    monkeypatch.setattr(
+        fedmtl.privacy.round_channel.RoundChannel, "new_total", lambda self, name: None
+    )
     broken, _ = played(FullParticipation())
 
     assert right(sound) < 0.72

@@ -10,7 +10,7 @@ from scipy import optimize, stats
 from fedmtl.audit.guesses import SHARE, Guesses, guess, lower_bound, refuted
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy.accounting.composition import trade_off
-from fedmtl.privacy.accounting.losses import PureDpEvent
+from fedmtl.privacy.accounting.loss_laws import PureDpEvent
 from fedmtl.privacy.accounting.trade_off import TradeOff
 from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.events import dp_event

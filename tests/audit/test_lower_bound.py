@@ -14,7 +14,7 @@ from scipy import stats
 
 import fedmtl.privacy.dp_sgd
 import fedmtl.privacy.records
-import fedmtl.privacy.rounds
+import fedmtl.privacy.round_channel
 import fedmtl.trainer.run
 from fedmtl import (
     FedAvg,

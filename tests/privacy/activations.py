@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmtl.privacy import (
-    Activations,
+    ActivationChannel,
     GradientPlan,
     PrivacyReport,
     RecordPrivacy,
@@ -74,7 +74,7 @@ class Door:
     """A channel whose releases take functions of tensors: (client, replicates) -> factors (k, n), or gradients
     (k, n, D)."""
 
-    def __init__(self, channel: Activations) -> None:
+    def __init__(self, channel: ActivationChannel) -> None:
         object.__setattr__(self, "channel", channel)
 
     def __getattr__(self, name: str) -> Any:

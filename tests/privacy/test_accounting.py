@@ -20,8 +20,8 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.accounting import composition
-from fedmtl.privacy.accounting.calibration import smallest_multiplier
 from fedmtl.privacy.accounting.composition import renyi_curve
+from fedmtl.privacy.accounting.multipliers import smallest_multiplier
 from fedmtl.privacy.cost import PrivacyCost
 from tests.helpers import gaussian_epsilon, price_of
 

@@ -18,7 +18,7 @@ from fedmtl.privacy import (
     RecordPrivacy,
     ReleasePlan,
     SeededSource,
-    activations,
+    activation_channel,
     open_channel,
 )
 from fedmtl.privacy.accounting.composition import epsilon
@@ -333,7 +333,7 @@ def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
 def test_noise_is_the_same_however_much_is_drawn_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, made = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1]]), []
     for ahead in (1 << 20, 2 * D):
-        monkeypatch.setattr(activations, "_DRAWN", ahead)
+        monkeypatch.setattr(activation_channel, "_DRAWN", ahead)
         channel = door()
         channel.begin(0, clients)
         made.append([channel.release(ones) for _ in clients[0]])

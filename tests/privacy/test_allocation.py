@@ -20,7 +20,7 @@ from fedmtl.privacy import (
     QuantileClip,
     RecordPrivacy,
     ReleasePlan,
-    Rounds,
+    RoundChannel,
     SeededSource,
     open_channel,
     privacy_report,
@@ -41,7 +41,7 @@ def plan(
 
 def opened(
     privacy: Any, one: ReleasePlan, sampler: Any = None, seed: int = 1, **options: Any
-) -> Rounds:
+) -> RoundChannel:
     bound, steps = (
         (sampler or FullParticipation()).bind(20),
         options.pop("steps", len(one.allocation or ())),
@@ -49,7 +49,7 @@ def opened(
     return open_channel(privacy, (one,), bound, seed=seed, steps=steps, **options)
 
 
-def step(channel: Rounds, number: int, rows: torch.Tensor | None = None) -> torch.Tensor:
+def step(channel: RoundChannel, number: int, rows: torch.Tensor | None = None) -> torch.Tensor:
     ranks = channel.draw(number)
     channel.begin(number, ranks)
     rows = torch.zeros(20, 3, dtype=torch.float64) if rows is None else rows

@@ -25,7 +25,7 @@ from fedmtl.privacy import (
     PoissonSampling,
     QuantileClip,
     ReleasePlan,
-    Rounds,
+    RoundChannel,
     open_channel,
     privacy_report,
 )
@@ -41,14 +41,14 @@ PLAN = ReleasePlan(name="update", dimension=4)
 
 def opened(
     privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any
-) -> Rounds:
+) -> RoundChannel:
     plan = replace(PLAN, dimension=options.pop("dimension", PLAN.dimension))
     return open_channel(
         privacy, (plan,), CyclicCohorts(cohort).bind(n), seed=seed, steps=12, **options
     )
 
 
-def released(channel: Rounds, steps: range, rows: torch.Tensor | None = None) -> np.ndarray:
+def released(channel: RoundChannel, steps: range, rows: torch.Tensor | None = None) -> np.ndarray:
     """(T, 4) of clients that send ``rows`` (n, 4), or nothing."""
     found = []
     for step in steps:

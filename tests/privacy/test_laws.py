@@ -19,7 +19,7 @@ from scipy import integrate, optimize, special, stats
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import epsilon
 from fedmtl.privacy.accounting import library, pld
-from fedmtl.privacy.accounting import losses as laws
+from fedmtl.privacy.accounting import loss_laws as laws
 from fedmtl.privacy.accounting.composition import elementary, renyi_curve
 from fedmtl.privacy.accounting.knorm import KNormDpEvent, bessel_ratio, loss_law, loss_scale
 from tests.helpers import delta_at, l2_laplace_losses, renyi_epsilon

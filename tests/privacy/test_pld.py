@@ -11,7 +11,7 @@ from scipy import optimize, stats
 from fedmtl.privacy.accounting import composition, pld
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
-from fedmtl.privacy.accounting.losses import PureDpEvent
+from fedmtl.privacy.accounting.loss_laws import PureDpEvent
 from fedmtl.privacy.accounting.pld import LossLaw, LossPair
 from fedmtl.privacy.accounting.subsampling import sampled_atoms
 from tests.helpers import delta_at

@@ -11,7 +11,7 @@ from fedmtl.privacy import (
     ClientPrivacy,
     FullParticipation,
     ReleasePlan,
-    Rounds,
+    RoundChannel,
     SeededSource,
     open_channel,
 )
@@ -25,7 +25,7 @@ PLAN = ReleasePlan(name="c", dimension=1, rows=RowNoise(1.5))
 PRIVACY = ClientPrivacy(clip_norm=CLIP, noise_multiplier=2.0, delta=1e-5)
 
 
-def channel(**options) -> Rounds:
+def channel(**options) -> RoundChannel:
     everybody = FullParticipation().bind(CLIENTS)
     return open_channel(PRIVACY, (PLAN,), everybody, seed=3, steps=STEPS, **options)
 

@@ -12,7 +12,7 @@ from scipy import special
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.library import TOLERANCE, library_epsilon
-from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent
+from fedmtl.privacy.accounting.loss_laws import ReplacedPoissonDpEvent
 from tests.helpers import gaussian_epsilon, l2_laplace_losses
 from tests.oracles.accountant import least_epsilon
 

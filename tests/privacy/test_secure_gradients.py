@@ -15,7 +15,14 @@ from torch import Tensor
 
 from fedmtl import CyclicCohorts, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
-from fedmtl.privacy import GradientPlan, Receipt, ReleasePlan, Rounds, SeededSource, open_channel
+from fedmtl.privacy import (
+    GradientPlan,
+    Receipt,
+    ReleasePlan,
+    RoundChannel,
+    SeededSource,
+    open_channel,
+)
 from fedmtl.privacy.aggregation import SecureAggregation
 from fedmtl.privacy.clip import MARGIN
 from fedmtl.privacy.secure_calibration import SecureCalibration, calibrate_secure_gradients
@@ -42,11 +49,11 @@ def gradients(**options: Any) -> GradientPlan:
     return GradientPlan(**{**usual, **options})
 
 
-def opened(privacy: RecordPrivacy = PRIVACY, seed: int = 0, **options: Any) -> Rounds:
+def opened(privacy: RecordPrivacy = PRIVACY, seed: int = 0, **options: Any) -> RoundChannel:
     channel = open_channel(
         privacy, [ROW, gradients()], EVERYBODY, seed=seed, steps=STEPS, **options
     )
-    assert isinstance(channel, Rounds)
+    assert isinstance(channel, RoundChannel)
     return channel
 
 
@@ -56,7 +63,7 @@ def calibrated(
     return calibrate_secure_gradients(privacy, (ROW,), plan or gradients(), EVERYBODY, STEPS)
 
 
-def drawn(channel: Rounds, rows: Tensor) -> tuple[Tensor, Tensor]:
+def drawn(channel: RoundChannel, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients (n, SIZE) of the records that a round has drawn of all clients, of whom client k has ``rows[k]``,
     and the clients that they are of."""
     assert channel.local is not None
@@ -257,7 +264,7 @@ def released(seed: int, *, there: bool) -> np.ndarray:
     counts = np.array([CANARIES] + [1] * (CLIENTS - 1))
     plans = [replace(ROW, dimension=CANARIES), gradients(counts=counts, dimension=CANARIES)]
     channel = open_channel(LOUD, plans, EVERYBODY, seed=seed, steps=1)
-    assert isinstance(channel, Rounds)
+    assert isinstance(channel, RoundChannel)
     channel.begin(0, channel.draw(0))
     assert channel.local is not None
     everybody = torch.arange(CLIENTS)
@@ -314,7 +321,7 @@ def test_turns_are_charged_to_those_who_take_them() -> None:
     channel = open_channel(
         PRIVACY, [ROW, gradients()], CyclicCohorts(cohort=3).bind(CLIENTS), seed=0, steps=STEPS
     )
-    assert isinstance(channel, Rounds)
+    assert isinstance(channel, RoundChannel)
     assert channel.accountant.by_client
     assert channel.epsilon_at(STEPS // 2) <= 3.0
     assert channel.epsilon_at(STEPS // 2) > 2.99

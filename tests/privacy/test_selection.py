@@ -17,7 +17,7 @@ from scipy import stats
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import SecureSource
-from fedmtl.privacy.accounting.calibration import calibrate_selection, selection_epsilon
+from fedmtl.privacy.accounting.multipliers import calibrate_selection, selection_epsilon
 from fedmtl.privacy.accounting.selection import (
     draw_repetitions,
     halting_probability,

@@ -13,7 +13,7 @@ from fedmtl.errors import PrivacyError
 from fedmtl.privacy import RecordPrivacy, selection_epsilon
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
-from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent, step_pair
+from fedmtl.privacy.accounting.loss_laws import ReplacedPoissonDpEvent, step_pair
 from tests.helpers import delta_at
 from tests.privacy.activations import COUNTS, D, door
 

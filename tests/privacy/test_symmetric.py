@@ -14,7 +14,7 @@ from fedmtl.privacy import (
     PoissonSampling,
     ReleasePlan,
 )
-from fedmtl.privacy.accounting.losses import PureDpEvent
+from fedmtl.privacy.accounting.loss_laws import PureDpEvent
 from fedmtl.privacy.binding import bind_releases
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource

@@ -22,7 +22,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import QuantileClip, ReleasePlan, clip, open_channel
 from fedmtl.privacy.clip import Clip, RowTotal, clipped_sum, sum_width
-from fedmtl.privacy.rounds import Rounds
+from fedmtl.privacy.round_channel import RoundChannel
 
 SIZE = 40
 PLAN = ReleasePlan(name="update", dimension=SIZE)
@@ -33,7 +33,7 @@ def all_rows_are_long(monkeypatch):
     monkeypatch.setattr(clip, "_LONG", 0)
 
 
-def begun(plan: ReleasePlan = PLAN, *, clients: int = 9, **settings) -> tuple[Rounds, Tensor]:
+def begun(plan: ReleasePlan = PLAN, *, clients: int = 9, **settings) -> tuple[RoundChannel, Tensor]:
     """A channel whose first round has begun, and its cohort."""
     given = {"clip_norm": 1.5, "noise_multiplier": 0.8, "delta": 1e-5} | settings
     channel = open_channel(
@@ -202,7 +202,7 @@ def test_runs_have_the_same_bits(algorithm, model, monkeypatch) -> None:
     summed = run()
     assert len(released) == 3
     assert all(released)
-    monkeypatch.setattr(Rounds, "new_total", lambda self, name: None)
+    monkeypatch.setattr(RoundChannel, "new_total", lambda self, name: None)
     by_rows = run()
     assert len(released) == 3
     assert torch.equal(summed.shared.nan_to_num(7.0), by_rows.shared.nan_to_num(7.0))

@@ -22,7 +22,7 @@ from fedmtl.privacy import (
     RecordPrivacy,
     Release,
     ReleasePlan,
-    Rounds,
+    RoundChannel,
     SeededSource,
     open_channel,
     privacy_report,
@@ -146,7 +146,7 @@ def test_a_secure_ledger_is_not_continued_with_other_public_numbers(
 # Rounds
 
 
-def opened(privacy: ClientPrivacy, clients: int = 4, steps: int = 6, **options) -> Rounds:
+def opened(privacy: ClientPrivacy, clients: int = 4, steps: int = 6, **options) -> RoundChannel:
     plan = ReleasePlan(name="update", dimension=2)
     bound = FullParticipation().bind(clients)
     return open_channel(privacy, (plan,), bound, seed=0, steps=steps, **options)
@@ -210,7 +210,7 @@ def test_delta_is_that_of_all_protected_units() -> None:
     )
 
 
-def in_part(privacy: ClientPrivacy, steps: int, max_uses: int | None = None) -> Rounds:
+def in_part(privacy: ClientPrivacy, steps: int, max_uses: int | None = None) -> RoundChannel:
     """Two of four clients a round, each charged for its own participations."""
     plan = ReleasePlan(name="update", dimension=2)
     bound = FixedCohort(2, max_uses).bind(4)

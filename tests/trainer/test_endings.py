@@ -36,7 +36,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import Rounds
+from fedmtl.privacy import RoundChannel
 from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.checkpoint import Checkpoint
 from fedmtl.trainer.interruption import held_interruption
@@ -277,13 +277,13 @@ class Killer(Callback):
 
     def __init__(self, point: str, step: int) -> None:
         self.point, self.step, self.current = point, step, -1
-        begin, release, rename = Rounds.begin, Rounds.release, os.replace
+        begin, release, rename = RoundChannel.begin, RoundChannel.release, os.replace
 
-        def begun(rounds: Rounds, at: int, ranks: Any) -> None:
+        def begun(rounds: RoundChannel, at: int, ranks: Any) -> None:
             begin(rounds, at, ranks)
             self.pass_("begun", at)
 
-        def released(rounds: Rounds, *args: Any) -> Any:
+        def released(rounds: RoundChannel, *args: Any) -> Any:
             value = release(rounds, *args)
             self.pass_("released", self.current + 1)
             return value
@@ -300,7 +300,7 @@ class Killer(Callback):
             rename(source, target)
             self.pass_("renamed" if here else "", self.current)
 
-        Rounds.begin, Rounds.release = begun, released  # type: ignore[method-assign]
+        RoundChannel.begin, RoundChannel.release = begun, released  # type: ignore[method-assign]
         _files.open, os.replace = opened, renamed  # type: ignore[attr-defined]
 
     def on_block(self, event: Any, state: Any) -> None:

@@ -26,7 +26,7 @@ from fedmtl import (
 )
 from fedmtl.algorithms import RoundAlgorithm
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import Rounds
+from fedmtl.privacy import RoundChannel
 from tests.small import trainer
 
 LOCAL = LocalSGD(lr=0.1, batch_size=4)
@@ -136,8 +136,8 @@ def test_the_channel_is_closed_however_the_loop_ends(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
-    close, step = Rounds.close, RoundAlgorithm.step
-    monkeypatch.setattr(Rounds, "close", lambda self: closed.append(end) or close(self))
+    close, step = RoundChannel.close, RoundAlgorithm.step
+    monkeypatch.setattr(RoundChannel, "close", lambda self: closed.append(end) or close(self))
     loop = simulate(trainer(privacy=PRIVATE, rounds=3))
     next(loop)
     assert closed == []
@@ -159,8 +159,10 @@ def _multiplier(result: Any) -> float:
 def test_nothing_is_computed_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A generator that nobody asks charges nothing; a step is charged before it is computed."""
     order: list[str] = []
-    begin, step = Rounds.begin, RoundAlgorithm.step
-    monkeypatch.setattr(Rounds, "begin", lambda self, *a: order.append("charge") or begin(self, *a))
+    begin, step = RoundChannel.begin, RoundAlgorithm.step
+    monkeypatch.setattr(
+        RoundChannel, "begin", lambda self, *a: order.append("charge") or begin(self, *a)
+    )
     monkeypatch.setattr(
         RoundAlgorithm, "step", lambda self, *a: order.append("step") or step(self, *a)
     )

@@ -53,7 +53,7 @@ from torch import Tensor
 from ..._check import Fraction, Positive
 from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
-from ...privacy import Activations, GradientPlan, RecordPrivacy
+from ...privacy import ActivationChannel, GradientPlan, RecordPrivacy
 from ...privacy.noise.laws import LAWS
 from ...schedules import Block, BoundSchedule
 from ..base import Problem, Public, State
@@ -305,7 +305,9 @@ class PeerToPeer(OneAtATime):
             public["warm_models"] = torch.zeros_like(theta)
         return State(public, problem.client_store({}))
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
+    def step(
+        self, problem: Problem, state: State, block: Block, channel: ActivationChannel
+    ) -> State:
         """Computes the activations of a block in their order, of all runs; in place.
 
         With a warm start, agents release their own models in the first n activations of a run.
@@ -323,7 +325,7 @@ class PeerToPeer(OneAtATime):
         return super().step(problem, state, block.window(first, len(block)), channel)
 
     def _release_own(
-        self, problem: Problem, public: Public, block: Block, channel: Activations
+        self, problem: Problem, public: Public, block: Block, channel: ActivationChannel
     ) -> None:
         """Lets agents release their own models, Theta^loc with noise, one after another."""
         network = self.network(problem)

@@ -23,7 +23,7 @@ before, without z1, and q_t starts at 0. Personal models take the last P.
 In the state ``shared`` is P, ``stale`` is S, ``q`` has the q_t, and ``returned`` the columns p_t
 that the tasks got last. Tensors hold a task in a row, so they are the transposes of the paper's
 matrices: column t of P is row t here. The clip, the division by n_t and the noise z are those of
-the channel (:mod:`fedmtl.privacy.activations`).
+the channel (:mod:`fedmtl.privacy.activation_channel`).
 
 The protected unit is a record of a task, the observers are the server and the other tasks,
 neighbours differ by one record replaced. The accounting of the paper bounds one step of q_t from

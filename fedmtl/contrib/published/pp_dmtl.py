@@ -31,7 +31,13 @@ from ...algorithms.linear.solve import fit_own
 from ...algorithms.one_at_a_time import Answer
 from ...algorithms.pp_dmtl.algorithm import PPDMTL
 from ...errors import PrivacyError
-from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
+from ...privacy import (
+    ActivationChannel,
+    GradientPlan,
+    L2LaplaceNoise,
+    PublishedClaim,
+    RecordPrivacy,
+)
 from ...schedules import Block, BoundSchedule
 
 REASON = (
@@ -89,7 +95,9 @@ class PublishedPPDMTL(PPDMTL):
             store.scatter("q", torch.tensor([task]), own.expand(1, *size))
         return State(public, store)
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
+    def step(
+        self, problem: Problem, state: State, block: Block, channel: ActivationChannel
+    ) -> State:
         """Computes all activations of a block, of all replicates; in place."""
         data = self.data(problem)
         public = state.public
@@ -136,7 +144,7 @@ class PublishedPPDMTL(PPDMTL):
         return state
 
     def _query_noise(
-        self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Activations
+        self, problem: Problem, acted: Tensor, tasks: Tensor, channel: ActivationChannel
     ) -> Tensor:
         """Returns z1 (R, p) of density exp(-b1 ||z||_2).
 

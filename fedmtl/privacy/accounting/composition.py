@@ -21,7 +21,7 @@ import numpy as np
 
 from ...errors import PrivacyError
 from ..events import DpEvent, dp_event
-from . import losses, pld
+from . import loss_laws, pld
 from .gaussian import gaussian_epsilon
 from .selection import selection_curve
 from .trade_off import TradeOff
@@ -112,7 +112,7 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
         return math.inf
     if delta == 0:
         # Pure epsilons add up, and no composition is tighter at delta 0.
-        return sum(count * uses * losses.loss_of(part).largest for part, count in parts)
+        return sum(count * uses * loss_laws.loss_of(part).largest for part, count in parts)
     if any(isinstance(part, dp_event.RepeatAndSelectDpEvent) for part, _ in parts):
         return _rdp_epsilon(parts, uses, delta, coarsen)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
@@ -156,7 +156,7 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
         value = max(
             value, pld.composed_epsilon([(pair.add, count) for pair, count in pairs], delta, tail)
         )
-    return min(value, sum(count * uses * losses.loss_of(part).largest for part, count in parts))
+    return min(value, sum(count * uses * loss_laws.loss_of(part).largest for part, count in parts))
 
 
 def _joint(part: DpEvent, count: int) -> tuple[DpEvent, int]:
@@ -172,8 +172,8 @@ def _loss_pairs(parts: Parts, uses: int, coarsen: float) -> list[tuple[pld.LossP
     # many Gaussian uses are few of the joint one, so that its width is not taken for that of one
     # step
     scaled = tuple(_joint(part, count * uses) for part, count in parts)
-    width = losses.grid_width(scaled, coarsen)
-    return [(losses.step_pair(part, width), count) for part, count in scaled]
+    width = loss_laws.grid_width(scaled, coarsen)
+    return [(loss_laws.step_pair(part, width), count) for part, count in scaled]
 
 
 def _rdp_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
@@ -202,10 +202,10 @@ def _renyi_part(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
         with _quiet():
             accountant.compose(event)
         return np.asarray(accountant.rdp)
-    largest = losses.loss_of(event).largest
+    largest = loss_laws.loss_of(event).largest
     if math.isinf(largest):
         raise PrivacyError(f"The accounting by Renyi divergences does not support {event}.")
-    pair = losses.step_pair(event, losses.grid_width(((event, 1),), 0.3))
+    pair = loss_laws.step_pair(event, loss_laws.grid_width(((event, 1),), 0.3))
     bounds = [pld.renyi(law, np.asarray(orders), largest) for law in pair]
     curve: np.ndarray = np.minimum(np.maximum(*bounds), largest)
     return curve

@@ -63,7 +63,7 @@ class Demand:
 
 
 @dataclass(frozen=True, eq=False)
-class PrivacyCosts:
+class AccountCosts:
     """The costs of all accounts of a run: those of one kind have the same cost and noise
     multiplier.
 
@@ -233,7 +233,7 @@ def calibrated(
     *,
     ids: Sequence[str] = (),
     refuted: str | None = None,
-) -> tuple[PrivacyCosts, np.ndarray]:
+) -> tuple[AccountCosts, np.ndarray]:
     """Calibrates the noise of every kind of account. Accounts of equal demands are of one kind.
 
     Args:
@@ -241,7 +241,7 @@ def calibrated(
         prior: the noise and caps of a run that is resumed, which are taken; its ledger is refused
             if the rest differs.
         ids: of the accounts, for errors.
-        refuted: see :class:`PrivacyCosts`.
+        refuted: see :class:`AccountCosts`.
 
     Returns:
         The costs, and int64 (m,), the number of uses of each account that its budget affords.
@@ -262,7 +262,7 @@ def calibrated(
         noise = [
             demand.met(_account_name(ids, kind_of == number)) for demand, number in numbers.items()
         ]
-    costs = PrivacyCosts(
+    costs = AccountCosts(
         tuple(demand.cost for demand in numbers),
         tuple(multiplier for multiplier, _ in noise),
         kind_of,

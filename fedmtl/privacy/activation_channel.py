@@ -56,7 +56,7 @@ class ChargedBlock:
     drawn: int = 0
 
 
-class Activations(Channel):
+class ActivationChannel(Channel):
     """The channel of a run whose clients act one at a time.
 
     Args:

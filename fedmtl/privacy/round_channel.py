@@ -33,7 +33,7 @@ from .records import Records
 from .release import Release, ReleasePlan
 
 
-class Rounds(Channel):
+class RoundChannel(Channel):
     """The channel of a run in rounds: charge, receipts and mechanisms of one round in one object,
     so that no release meets the receipt of another round. ``_mechanism``, ``_count``,
     ``_local_steps`` and ``_empty_total`` are methods that ranks, replicates and the audit replace.
@@ -227,7 +227,7 @@ class Rounds(Channel):
         mechanism = self._mechanisms[name]
         if isinstance(rows, RowTotal) and rows is not self._totals.get(name):
             raise PrivacyError(
-                f"Release {name!r} got a sum that Rounds.new_total did not make last in step "
+                f"Release {name!r} got a sum that RoundChannel.new_total did not make last in step "
                 f"{receipt.step}."
             )
         if mechanism.release.unit == "record":
