@@ -16,7 +16,7 @@ from ..privacy import (
     Sampler,
 )
 from ..privacy.accounting.gaussian import gaussian_multiplier
-from ..privacy.row_calibration import calibrated_release
+from ..privacy.client_calibration import calibrated_release
 from ..secure.roster import honest_rows
 
 RECORDS_SHARE = 0.07

@@ -227,7 +227,7 @@ class StoredNoise:
         return None
 
 
-def calibrated(
+def calibrate_accounts(
     demands: Sequence[Sequence[Demand]],
     prior: StoredNoise,
     *,

@@ -1,4 +1,11 @@
-"""The calibration of a run's privacy: noise, costs, and the header of the ledger."""
+"""The calibration of a run's privacy: noise, costs, and the header of the ledger.
+
+:func:`.channel_setup.open_channel` calibrates by the privacy unit:
+:func:`.client_calibration.calibrate_clients` or :func:`.record_calibration.calibrate_records`.
+Either one states the cost of a use and the budget of every account, and
+:func:`.account_costs.calibrate_accounts` finds the noise multipliers that these need. Noise that
+the clients of a secure sum share is calibrated by :mod:`.secure_calibration`.
+"""
 
 from __future__ import annotations
 

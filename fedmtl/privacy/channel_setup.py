@@ -20,6 +20,7 @@ from .account_costs import StoredNoise
 from .accountant import PrivacyAccountant
 from .activation_channel import ActivationChannel
 from .calibration import Calibration
+from .client_calibration import calibrate_clients, check_row_plans
 from .gradients import GradientPlan
 from .ledger import Ledger, read_header
 from .noise.sources import NoiseSource, SecureSource, SeededSource
@@ -28,7 +29,6 @@ from .record_calibration import calibrate_records
 from .release import ReleasePlan
 from .replicates import ReplicatedRounds, check_replicates, settings_of
 from .round_channel import RoundChannel
-from .row_calibration import calibrate_rows, check_row_plans
 from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
@@ -295,7 +295,7 @@ class _ChannelSetup:
                 self.sources,
                 prior,
             )
-        return calibrate_rows(
+        return calibrate_clients(
             self.settings, self.rows, self.sampler, self.steps, self.sources, prior
         )
 

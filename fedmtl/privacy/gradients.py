@@ -29,7 +29,7 @@ from torch import Tensor
 
 from .._check import given, positive_int
 from ..errors import ConfigError, PrivacyError
-from .account_costs import AccountCosts, Demand, StoredNoise, calibrated
+from .account_costs import AccountCosts, Demand, StoredNoise, calibrate_accounts
 from .cost import PrivacyCost, normalized
 from .noise.laws import Norm
 from .settings import RecordPrivacy
@@ -326,7 +326,7 @@ def record_costs(
         plan: the releases.
         caps: (n,) int64, most uses of each client.
         delta: of every epsilon.
-        prior: the noise of the run that is resumed, or None; see :func:`calibrated`.
+        prior: the noise of the run that is resumed, or None; see :func:`calibrate_accounts`.
 
     Returns:
         The costs of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` if a
@@ -369,7 +369,7 @@ def record_costs(
     refuted = None
     if plan.published is not None:
         refuted = plan.published.why_invalid
-    return calibrated(asked, prior or StoredNoise(), ids=plan.ids, refuted=refuted)
+    return calibrate_accounts(asked, prior or StoredNoise(), ids=plan.ids, refuted=refuted)
 
 
 def _weights(

@@ -76,11 +76,11 @@ from fedmtl.privacy import (
     account_costs,
     binding,
     channel_setup,
+    client_calibration,
     clip,
     mechanism,
     quantile,
     records,
-    row_calibration,
     row_noise,
     samplers,
     secure_calibration,
@@ -1064,7 +1064,7 @@ def _charged_as_poisson(kind: type) -> _Patch:
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         for fact in ("relation", "amplified", "per_participation"):
             patch.setattr(kind, fact, getattr(samplers.BoundPoisson, fact))
-        patch.setattr(row_calibration, "caps_of", lambda sampler: None)
+        patch.setattr(client_calibration, "caps_of", lambda sampler: None)
 
     return apply
 
@@ -1215,7 +1215,7 @@ def _stated_at_another_delta(original, self, **options):
         self.costs = costs
 
 
-_with_cost = partial(edit, account_costs.calibrated, "tuple(demand.cost for")
+_with_cost = partial(edit, account_costs.calibrate_accounts, "tuple(demand.cost for")
 _local_steps_charged_once = _with_cost(
     "tuple(__import__('dataclasses').replace(demand.cost, sums=1) for"
 )

@@ -47,7 +47,7 @@ from fedmtl import (  # noqa: E402
     models,
 )
 from fedmtl.privacy import ReleasePlan, Sampler  # noqa: E402
-from fedmtl.privacy.row_calibration import calibrated_release  # noqa: E402
+from fedmtl.privacy.client_calibration import calibrated_release  # noqa: E402
 from fedmtl.report.canvas import drawing, legend_above  # noqa: E402
 
 EPSILONS = (1.0, 4.0, 8.0)

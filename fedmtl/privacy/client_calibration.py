@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .._files import Json
 from ..errors import PrivacyError
-from .account_costs import Demand, StoredNoise, calibrated
+from .account_costs import Demand, StoredNoise, calibrate_accounts
 from .binding import bind_releases, step_cost
 from .calibration import Calibration, caps_of, schedule_facts
 from .cost import PrivacyCost
@@ -23,7 +23,7 @@ from .secure_calibration import calibrate_secure_sum
 from .settings import ClientPrivacy, Privacy
 
 
-def calibrate_rows(
+def calibrate_clients(
     settings: tuple[Privacy, ...],
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
@@ -77,7 +77,7 @@ def calibrate_rows(
     demands = [
         [Demand(cost, each.epsilon, each.noise_multiplier, uses)] * accounts for each in each_one
     ]
-    costs, affordable = calibrated(demands, prior, refuted=LAWS[privacy.mechanism].refuted)
+    costs, affordable = calibrate_accounts(demands, prior, refuted=LAWS[privacy.mechanism].refuted)
     if sampler.per_participation:
         sampler = sampler.with_cap(int(affordable[0]))
     releases = bind_releases(plans, sampler, privacy, max(costs.multipliers), bands)
@@ -206,7 +206,7 @@ def calibrated_release(
 ) -> Release:
     """Returns the release of a run in which it is the only one, with its noise; nothing is opened
     or charged."""
-    calibration = calibrate_rows(
+    calibration = calibrate_clients(
         (privacy,), (plan,), sampler, steps, (SeededSource(0),), StoredNoise()
     )
     return calibration.releases[plan.name]
