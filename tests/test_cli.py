@@ -38,7 +38,7 @@ from fedmtl.cli.run import train_one, unlike
 from fedmtl.cli.stored import with_absolute_paths, write_config
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
-from fedmtl.trainer.settings import Settings
+from fedmtl.trainer.run_settings import Settings
 from tests import copies
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=4", "eval_every=2", "progress=false"]
@@ -343,7 +343,7 @@ def test_the_settings_of_a_run_are_checked_by_its_trainer_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of all runs of a sweep once more, before the first one begins."""
-    from fedmtl.trainer import settings as module
+    from fedmtl.trainer import run_settings as module
 
     calls: list[str] = []
     check_settings = module.check_settings
@@ -918,19 +918,19 @@ def test_without_a_terminal_evaluations_are_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One about every ten seconds and the last; and metrics.csv grows during the run."""
-    from fedmtl.trainer import evaluations
+    from fedmtl.trainer import evaluator
 
-    monkeypatch.setattr(evaluations, "_WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(evaluator, "_WRITE_SECONDS", 0.0)
     monkeypatch.setattr(callbacks, "_LINE_SECONDS", 0.0)
     seen: list[int] = []
-    evaluate = evaluations.Evaluations.evaluate
+    evaluate = evaluator.Evaluator.evaluate
 
     def keep(self: Any, *args: Any) -> Any:
         found = evaluate(self, *args)
         seen.append(len((tmp_path / "run/private/metrics.csv").read_text().splitlines()) - 1)
         return found
 
-    monkeypatch.setattr(evaluations.Evaluations, "evaluate", keep)
+    monkeypatch.setattr(evaluator.Evaluator, "evaluate", keep)
     config = resolve(compose((*TINY[:-1], "finetune=none", "baselines=[]")))
     train_one(config, tmp_path / "run", Process(), command=[])
     shown = capsys.readouterr().err.splitlines()

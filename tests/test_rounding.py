@@ -22,8 +22,8 @@ from fedmtl.errors import BudgetExhausted
 from fedmtl.privacy.report import PrivacyReport
 from fedmtl.report import canvas, figures, report
 from fedmtl.trainer.callbacks import ProgressBar
-from fedmtl.trainer.channel_setup import open_run
 from fedmtl.trainer.plots import plot_result
+from fedmtl.trainer.run_channel import open_run
 
 from .helpers import price_of
 from .trainer import settings
@@ -158,7 +158,7 @@ def _begin_all(channel, steps: int) -> None:
 
 
 def _problem(privacy: ClientPrivacy):
-    from fedmtl.trainer.problem import ProblemSettings, build_problem
+    from fedmtl.trainer.make_problem import ProblemSettings, build_problem
 
     run = settings.trainer(privacy=privacy, rounds=50)
     problem = build_problem(

@@ -36,8 +36,8 @@ from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.privacy.noise.laws import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, RandomLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
-from fedmtl.trainer.channel_setup import bind_schedule, releases_of
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
+from fedmtl.trainer.run_channel import bind_schedule, releases_of
 
 TOLERANCE = 0.02
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -30,8 +30,8 @@ from fedmtl.algorithms import Algorithm
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events
-from fedmtl.trainer.channel_setup import releases_of
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
+from fedmtl.trainer.run_channel import releases_of
 
 NETWORK = models.mlp(hidden=512, layers=2)  # 784-512-512-62
 CONTENDERS = {

@@ -31,8 +31,8 @@ from fedmtl.data.synthetic.agents import TargetAngles, load_synthetic_agents
 from fedmtl.graphs import Graph, GraphSettings, Ring
 from fedmtl.local import Execution, operation_threads
 from fedmtl.privacy import open_channel
-from fedmtl.trainer.channel_setup import bind_schedule, releases_of
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
+from fedmtl.trainer.run_channel import bind_schedule, releases_of
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 

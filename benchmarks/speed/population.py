@@ -43,7 +43,7 @@ from fedmtl.privacy import RoundChannel
 from fedmtl.trainer import fit
 from fedmtl.trainer import run as run_file
 from fedmtl.trainer.engine import Engine
-from fedmtl.trainer.evaluations import Evaluations
+from fedmtl.trainer.evaluator import Evaluator
 from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.saving import Checkpoints
 
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what one run took; this process makes no other."""
     clock = Clock()
     for kind, name, part in (
-        (Evaluations, "evaluate", "evaluation"),
+        (Evaluator, "evaluate", "evaluation"),
         (Checkpoints, "save", "checkpoint"),
         (run_file, "write_run", "files"),
         (fit, "write_result", "files"),

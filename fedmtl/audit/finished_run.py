@@ -17,7 +17,7 @@ from ..privacy.chain import Chain, parse
 from ..privacy.ledger_file import VERSION
 from ..trainer.checkpoint import Checkpoint
 from ..trainer.folder import MANIFEST, RunFolder
-from ..trainer.received import Received
+from ..trainer.untrusted_files import UntrustedFiles
 from .lines import Reading
 from .restated import Beside, Restated, restated
 
@@ -36,7 +36,7 @@ def ledger_header(folder: RunFolder) -> Mapping[str, Any]:
     """Returns the header of the ledger in a folder; nothing of one that is missing or cannot be
     read, such as a pipe in its place."""
     try:
-        lines = parse(Received(folder.root).content(folder.ledger), folder.ledger).lines
+        lines = parse(UntrustedFiles(folder.root).content(folder.ledger), folder.ledger).lines
     except FedmtlError:
         return {}
     if not lines:
@@ -76,7 +76,7 @@ class FinishedRun:
         if not folder.public.is_dir():
             raise DataError(f"{folder.root} is not the folder of a run: it has no public/.")
         self.folder = folder
-        self.files = Received(folder.root)
+        self.files = UntrustedFiles(folder.root)
         self.report = self.files.json(folder.public / "privacy.json")
         self.private = folder.private.is_dir()
         if self.private:

@@ -26,10 +26,10 @@ from ..privacy import ActivationChannel, BoundSampler, NoiseSource, RoundChannel
 from ..privacy.channel_report import privacy_report, signal_to_noise
 from ..privacy.records import GRADIENT
 from ..schedules import Block
-from ..trainer.channel_setup import open_run
 from ..trainer.engine import Engine
 from ..trainer.fit import run_in_claimed_folder
 from ..trainer.folder import MANIFEST, RunFolder
+from ..trainer.run_channel import open_run
 from ..trainer.tensor_files import read_tensors
 from ..trainer.trainer import Trainer
 from .recording import RecordedActivations, RecordedRounds, Recording

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..privacy import ActivationChannel, BoundSampler
 from ..schedules import BoundSchedule
-from ..trainer.channel_setup import releases_of
+from ..trainer.run_channel import releases_of
 from ..trainer.trainer import Trainer
 from .findings import Finding, skipped
 from .independence import independence, public_shape

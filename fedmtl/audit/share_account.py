@@ -19,7 +19,7 @@ from ..privacy.cost import PrivacyCost
 from ..privacy.ledger_file import VERSION
 from ..privacy.samplers import SHIFTS
 from ..trainer.folder import RunFolder
-from ..trainer.received import Received
+from ..trainer.untrusted_files import UntrustedFiles
 from .claim import Shares
 from .finished_run import Answer
 from .lines import Reading
@@ -40,9 +40,9 @@ class ShareLedger:
     folder: RunFolder
 
     @cached_property
-    def files(self) -> Received:
+    def files(self) -> UntrustedFiles:
         """Returns the files of the folder."""
-        return Received(self.folder.root)
+        return UntrustedFiles(self.folder.root)
 
     @cached_property
     def chain(self) -> Chain:

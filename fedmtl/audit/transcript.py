@@ -22,7 +22,7 @@ from ..data.examples import Examples
 from ..errors import ConfigError
 from ..privacy import Privacy, RecordPrivacy
 from ..random import derive_key
-from ..trainer.fingerprint import describe
+from ..trainer.run_fingerprint import describe
 from ..trainer.trainer import Trainer
 from .findings import Finding, exact, skipped
 from .other_clients import replaced_data

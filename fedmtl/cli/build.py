@@ -18,7 +18,7 @@ from .names import GROUPS, TRUST, nearest, no_setting
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
-    from ..trainer.settings import Settings
+    from ..trainer.run_settings import Settings
 
 Config = dict[str, Any]
 _OF_THE_COMMAND = ("answers", "data", "logger")  # no settings of a trainer, or made apart
@@ -33,7 +33,7 @@ def settings(config: Config) -> Settings:
         ConfigError: an impossible value.
     """
     import_trainer()
-    from ..trainer.settings import Settings
+    from ..trainer.run_settings import Settings
 
     with by_key(_OF_A_RUN):
         return Settings(**objects(config))

@@ -34,9 +34,9 @@ from ..privacy.single_client import BoundSingleClient
 from ..schedules import BoundBuffered
 from ..schedules.answers import Limits, Server
 from ..trainer import Trainer
-from ..trainer.channel_setup import open_run
-from ..trainer.fingerprint import fingerprint
 from ..trainer.folder import RunFolder
+from ..trainer.run_channel import open_run
+from ..trainer.run_fingerprint import fingerprint
 from .messages import logger
 
 _REMEDY = "Run with privacy.source=secure, or simulate it anew in a new folder"

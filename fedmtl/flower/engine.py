@@ -18,10 +18,10 @@ from ..algorithms.rounds import RoundAlgorithm
 from ..algorithms.store import ClientStore, Fields
 from ..privacy import ActivationChannel, BoundSampler, RecordPrivacy, RoundChannel
 from ..schedules import Block
-from ..trainer.channel_setup import open_run
 from ..trainer.engine import Engine
 from ..trainer.evaluation import Metrics
 from ..trainer.metrics import main_metric
+from ..trainer.run_channel import open_run
 from ..trainer.run_plan import RunPlan
 from .account import schedule_of
 from .messages import FINISH, RECEIVE, ROUND, checked_rows, logger, pack

@@ -24,14 +24,14 @@ from ..privacy import RoundChannel
 from ..secure.masks import Identity
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
-from ..trainer.fingerprint import fingerprint
 from ..trainer.folder import RunFolder
+from ..trainer.make_problem import coded_for
 from ..trainer.metrics import main_metric
 from ..trainer.model_file import bound_note, write_model
 from ..trainer.personalize import finetuned, held_out, rows_at
-from ..trainer.problem import coded_for
+from ..trainer.result_tables import client_rows
+from ..trainer.run_fingerprint import fingerprint
 from ..trainer.scored import Scored
-from ..trainer.tables import client_rows
 from .account import NodeAccount, schedule_of
 from .answers import Answer, digest, folder_name
 from .messages import OWN_AFFAIR, Facts, facts_of, logger, pack, tensors_of

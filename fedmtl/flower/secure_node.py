@@ -37,8 +37,8 @@ from ..secure.member import Member
 from ..secure.parameters import PublicParameters
 from ..secure.wire import Kind, digest
 from ..trainer import Trainer
-from ..trainer.channel_setup import releases_of
 from ..trainer.folder import RunFolder
+from ..trainer.run_channel import releases_of
 from .account import schedule_of
 from .messages import OWN_AFFAIR, Facts, logger
 

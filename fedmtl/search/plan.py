@@ -36,8 +36,8 @@ from ..privacy.channel_report import privacy_report, signal_to_noise
 from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.laws import LAWS
-from ..trainer.channel_setup import open_run
-from ..trainer.fingerprint import describe, fingerprint
+from ..trainer.run_channel import open_run
+from ..trainer.run_fingerprint import describe, fingerprint
 from ..trainer.trainer import Trainer
 
 SCORE_BOUND = 0.5

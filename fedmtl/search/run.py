@@ -35,9 +35,9 @@ from ..trainer.fit import single_run
 from ..trainer.folder import COLUMNS, MODEL, RunFolder
 from ..trainer.outcome import table_settings, write_result
 from ..trainer.result import Result
+from .choice import best_of, client_scores
 from .plan import SCORE_BOUND, SearchPlan
 from .result import Repetition, SearchResult, search_report
-from .scores import best_of, client_scores
 
 if TYPE_CHECKING:
     from .search import PrivateSearch

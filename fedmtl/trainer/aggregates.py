@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..algorithms.base import Problem
+from .client_scores import normalized
 from .comparison import distribution
 from .evaluation import Metrics
 from .metrics import has_nmse, main_metric
-from .scores import normalized
 
 PERCENTILES = (5, 25, 50, 75, 95)  # of replicates, in the history
 

@@ -10,8 +10,8 @@ from ..algorithms.base import BASELINES
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local.losses import Loss, is_of_numbers
-from .inputs import is_auto
 from .metrics import kind_of
+from .trainer_arguments import is_auto
 
 if TYPE_CHECKING:
     from .trainer import Trainer

@@ -20,8 +20,8 @@ from ..errors import ConfigError
 from ..local.losses import Loss
 from ..models import ModelFactory
 from ..privacy import ClientPrivacy, Privacy, RecordPrivacy, Sampler
-from .inputs import as_data, as_model
 from .setting_checks import check_loss
+from .trainer_arguments import as_data, as_model
 
 _EPSILONS = 1e-3, 1e3  # between which the epsilon of nu = 1 is looked for
 # the size of numbers that are not scaled, and records in which they are looked for

@@ -19,12 +19,12 @@ from .aggregates import numbers_of
 from .coding import Coding
 from .constants import constant_loss, own_constants
 from .engine import Engine
-from .evaluations import Evaluations
+from .evaluator import Evaluator
 from .metrics import main_metric
 from .personalize import finetuned, not_covered, terms_of
 from .result import Result
+from .result_tables import csv_bytes
 from .run_plan import RunPlan
-from .tables import csv_bytes
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -47,7 +47,7 @@ def conclude(
     plan: RunPlan,
     engine: Engine,
     channel: RoundChannel | ActivationChannel,
-    evaluations: Evaluations,
+    evaluator: Evaluator,
     state: State,
     step: int,
     stopped: str,
@@ -58,7 +58,7 @@ def conclude(
         plan: of the run.
         engine: has the models.
         channel: open.
-        evaluations: of the run so far; the last state is added.
+        evaluator: of the run so far; the last state is added.
         state: after the last step.
         step: number of steps done.
         stopped: the reason of the end, see :func:`~.run.stop_reason`.
@@ -67,7 +67,7 @@ def conclude(
     algorithm = plan.algorithm
     problem = plan.problem
     evaluated = plan.evaluated
-    runs, scored = evaluations.evaluate(state, step)
+    runs, scored = evaluator.evaluate(state, step)
     tally = problem.trainings()
     # Rank 0 alone keeps the account and the grids of releases.
     report, released = plan.ranks.share(lambda: (privacy_report(channel), dict(channel.on_grid)))
@@ -105,13 +105,13 @@ def conclude(
     return Result(
         algorithm=algorithm.name,
         privacy=replace(report, **engine.facts),
-        history=evaluations.history,
+        history=evaluator.history,
         personal=personal,
         parts=parts,
         shared=algorithm.shared(state),
         ids=problem.data.ids,
         scores=scores or {"personal": {"loss": {}, metric: {}}},
-        final=evaluations.history[-1],
+        final=evaluator.history[-1],
         stopped=stopped,
         metric=metric,
         data_name=problem.data.name,

@@ -18,8 +18,8 @@ from ..privacy import ActivationChannel, NoiseSource, RoundChannel
 from ..ranks import SINGLE, Ranks
 from ..schedules import Block, BoundBuffered, BoundSchedule, Deadline, rounds
 from .aggregates import numbers_of, summarize
-from .channel_setup import open_run
 from .evaluation import Metrics, evaluate_each, evaluate_models
+from .run_channel import open_run
 from .run_plan import RunPlan
 
 

@@ -19,8 +19,8 @@ from ..algorithms.base import Problem
 from ..local.losses import Quantile, example_losses, link_of, linked
 from ..local.stacking import batch_widths, lanes, max_clients, places, stack_sizes
 from ..random import derive_key, keyed_bits
+from .client_scores import RECALL_AT, example_scores, found_labels, normalized
 from .metrics import Metric, further_metrics, has_nmse, invented_rows, main_metric
-from .scores import RECALL_AT, example_scores, found_labels, normalized
 
 METRICS = (f"recall_at_{RECALL_AT}", "accuracy", "pinball", "mse")
 """The names of main metrics, the most special first."""

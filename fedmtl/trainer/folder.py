@@ -18,7 +18,7 @@ from .._files import CLAIM, claimed, remove_empty, remove_temporary, write_bytes
 from ..errors import ConfigError, ResumeError
 from ..privacy.chain import read_chain
 from .checkpoint import Checkpoint
-from .tables import csv_bytes
+from .result_tables import csv_bytes
 
 MANIFEST = "manifest.json"
 OUTCOME = "outcome.json"

@@ -34,7 +34,17 @@ from torch import Tensor
 from ..data import DataSpec
 from ..errors import ConfigError
 from ..local.losses import Loss, is_quantile
-from .scores import RECALL_AT, auc, balanced_accuracy, f1, mae, mean_score, micro_auc, recall, rmse
+from .client_scores import (
+    RECALL_AT,
+    auc,
+    balanced_accuracy,
+    f1,
+    mae,
+    mean_score,
+    micro_auc,
+    recall,
+    rmse,
+)
 
 CUSTOM = "custom_"
 """The prefix of the names of metrics that are functions of the caller's: no other column has such a

@@ -18,11 +18,11 @@ from ..models import BoundedInputs, BoundedOutputs, ModelFactory
 from ..models.networks import NamedFactory, copies_of
 from ..privacy import FullParticipation
 from ..ranks import Ranks
-from .inputs import a_kind, as_data, is_auto
 from .metrics import MetricFunction
 from .personalize import ReleasedModel, alone
 from .result import Result
 from .trainer import Trainer
+from .trainer_arguments import a_kind, as_data, is_auto
 
 
 def personalize(  # noqa: PLR0913 - the settings of a trainer that apply to new clients

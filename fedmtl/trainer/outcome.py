@@ -27,16 +27,16 @@ from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..report._names import METHODS
 from .coding import Coding
-from .fingerprint import describe
 from .folder import COLUMNS, MODEL, OUTCOME, RunFolder
-from .inputs import as_model
 from .metrics import REGISTRY, Metric
 from .model_file import bound_note, write_model
+from .result_tables import beside_local, client_rows, csv_bytes
+from .run_fingerprint import describe
 from .scored import Finetuned, RecordFacts
 from .summary import numbers_of_result
-from .tables import beside_local, client_rows, csv_bytes
 from .targets import restored
 from .tensor_files import read_tensors, write_tensors
+from .trainer_arguments import as_model
 
 if TYPE_CHECKING:
     from .result import Result

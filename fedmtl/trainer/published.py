@@ -24,7 +24,7 @@ from ..models.inputs import ModelBounds
 from ..models.networks import NamedFactory
 from .coding import Coding, Predictor
 from .folder import COLUMNS, MODEL
-from .received import Received
+from .untrusted_files import UntrustedFiles
 
 _MOST_TEXT = 1 << 26  # bytes of the description of columns
 _DTYPES = ("float32", "float64")
@@ -48,7 +48,7 @@ def published_model(folder: Path) -> Predictor:
         ConfigError: a run whose public files do not say how its model is built or takes raw rows.
         DataError: a file that cannot be read, or has other contents.
     """
-    received = Received(folder)
+    received = UntrustedFiles(folder)
     for name, why in (
         (
             COLUMNS,
@@ -65,7 +65,7 @@ def published_model(folder: Path) -> Predictor:
         raise DataError(shown(f"{folder}: {error}")) from error
 
 
-def _published_model(received: Received, folder: Path) -> Predictor:
+def _published_model(received: UntrustedFiles, folder: Path) -> Predictor:
     """Returns the model of a public part with both files."""
     # Nothing in these files is trusted: they may come from somebody else.
     received.content(folder / COLUMNS, _MOST_TEXT)

@@ -210,9 +210,9 @@ class Result(Scored):
             DataError: a table whose columns are coded in another way than those of the run.
             ModelError: data that the model does not take.
         """
-        from .inputs import as_data
         from .new_clients import personalize
         from .personalize import check_columns
+        from .trainer_arguments import as_data
 
         model = self.shared_model()
         terms = self.terms

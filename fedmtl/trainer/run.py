@@ -17,7 +17,7 @@ from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .conclusion import conclude, informed, with_finetuned
 from .engine import Engine, training_steps
-from .evaluations import Evaluations
+from .evaluator import Evaluator
 from .interruption import held_interruption
 from .outcome import write_run
 from .result import Result
@@ -41,7 +41,7 @@ class Run:
         engine: computes the clients' part.
         channel: of its releases, open.
         callbacks: of the first rank.
-        evaluations: its history.
+        evaluator: its history.
         checkpoints: of its state.
     """
 
@@ -49,7 +49,7 @@ class Run:
     engine: Engine
     channel: RoundChannel | ActivationChannel
     callbacks: tuple[Callback, ...]
-    evaluations: Evaluations
+    evaluator: Evaluator
     checkpoints: Checkpoints
 
 
@@ -123,14 +123,14 @@ def _start_or_restore(
         if plan.settings.progress:
             callbacks.append(ProgressBar())
         callbacks.extend(plan.settings.callbacks)
-    evaluations = Evaluations(plan, engine, channel, callbacks, rows)
+    evaluator = Evaluator(plan, engine, channel, callbacks, rows)
     begun = Run(
         plan=plan,
         engine=engine,
         channel=channel,
         callbacks=tuple(callbacks),
-        evaluations=evaluations,
-        checkpoints=Checkpoints(plan, channel, evaluations),
+        evaluator=evaluator,
+        checkpoints=Checkpoints(plan, channel, evaluator),
     )
     return begun, state, step
 
@@ -227,9 +227,7 @@ def _compute_with_callbacks(begun: Run, state: State, step: int) -> tuple[RunPla
         if plan.ranks.share(interrupted):
             raise KeyboardInterrupt
         plan = replace(plan, settings=informed(plan.settings, state))
-        outcome = conclude(
-            plan, begun.engine, begun.channel, begun.evaluations, state, step, stopped
-        )
+        outcome = conclude(plan, begun.engine, begun.channel, begun.evaluator, state, step, stopped)
         return plan, outcome
     finally:  # also after an interruption, with None
         for callback in begun.callbacks:
@@ -250,7 +248,7 @@ def _compute_steps(
     """
     plan = begun.plan
     ranks = plan.ranks
-    evaluations = begun.evaluations
+    evaluator = begun.evaluator
     checkpoints = begun.checkpoints
     stopped = stop_reason(begun, step)
     # A run that was resumed after its end: it has nothing more to do.
@@ -261,11 +259,11 @@ def _compute_steps(
     try:
         for block, state in blocks:
             step = block.step + 1
-            evaluations.warn_first(step)
+            evaluator.warn_first(step)
             for callback in begun.callbacks:
                 callback.on_block(block, state)
             if step % plan.every == 0 and step < plan.stop:
-                evaluations.evaluate(state, step)
+                evaluator.evaluate(state, step)
             stopped = stop_reason(begun, step)
             _charge_left_out(begun, step, stopped)
             # Clocks and signals differ between ranks, so rank 0 decides for all of them.
@@ -304,7 +302,7 @@ def stop_reason(begun: Run, step: int) -> str:
     if not 0 < step < plan.stop:
         return ""
     rule = plan.settings.early_stopping
-    history = begun.evaluations.history
+    history = begun.evaluator.history
     if rule is not None and history and history[-1]["round"] == step and rule.stops(history):
         return "early"
     if step > _FIRST_ROUNDS or not plan.settings.noiseless:

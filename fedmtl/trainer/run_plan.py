@@ -20,10 +20,10 @@ from ..privacy import NoiseSource
 from ..ranks import Ranks
 from .check import unscaled
 from .evaluation import evaluated_clients, try_metrics
-from .fingerprint import describe, fingerprint
 from .folder import RunFolder
+from .make_problem import share_beyond
 from .personalize import held_out
-from .problem import share_beyond
+from .run_fingerprint import describe, fingerprint
 from .scored import RecordFacts
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ..errors import ResumeError
 from ..privacy import ActivationChannel, RoundChannel
 from ..schedules import BoundBuffered
 from .checkpoint import Checkpoint
-from .evaluations import Evaluations
+from .evaluator import Evaluator
 from .run_plan import RunPlan
 
 _SECONDS = 20.0  # between checkpoints, if the settings name no number of steps
@@ -24,15 +24,15 @@ class Checkpoints:
     Args:
         plan: of the run.
         channel: open.
-        evaluations: whose history is kept.
+        evaluator: whose history is kept.
     """
 
     def __init__(
-        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, evaluations: Evaluations
+        self, plan: RunPlan, channel: RoundChannel | ActivationChannel, evaluator: Evaluator
     ) -> None:
         self._plan = plan
         self._channel = channel
-        self._evaluations = evaluations
+        self._evaluator = evaluator
         self._saved = time.monotonic()
 
     def is_due(self, step: int) -> bool:
@@ -68,7 +68,7 @@ class Checkpoints:
                 step=step,
                 public=dict(state.public),
                 clients=files,
-                history=self._evaluations.history,
+                history=self._evaluator.history,
                 fingerprint=plan.fingerprint,
                 channel=self._channel.state(),
                 ledger=self._channel.sync(),

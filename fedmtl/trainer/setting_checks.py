@@ -21,12 +21,12 @@ from ..schedules import AsynchronousSchedule, Buffered, Deadline
 from .baselines import named_baselines
 from .callbacks import Callback
 from .hooks import RunAudit
-from .inputs import AUTO, is_auto
 from .metrics import check_metrics
 from .stopping import EarlyStopping
+from .trainer_arguments import AUTO, is_auto
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from .run_settings import Settings
     from .trainer import Trainer
 
 _CLASSES = (

@@ -75,7 +75,7 @@ def resolved_target(
 
 
 def restored(description: Any, trust: Sequence[str] = ()) -> Any:
-    """Returns settings from their description by :func:`~fedmtl.trainer.fingerprint.describe`.
+    """Returns settings from their description by :func:`~fedmtl.trainer.run_fingerprint.describe`.
 
     Dataclasses are made of their class and fields, and factories of :mod:`fedmtl.models` of their
     functions and settings.

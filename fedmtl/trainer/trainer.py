@@ -23,17 +23,17 @@ from ..privacy import BoundSampler, Privacy, RecordPrivacy, Sampler
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule, Buffered, Deadline
 from .baselines import has_tuned_local, named_baselines, usual_baselines
-from .channel_setup import bind_schedule
 from .check import unscaled
 from .engine import Engine
 from .fit import run_in_claimed_folder
-from .inputs import AUTO, as_data, as_model, is_auto
+from .make_problem import ProblemSettings, build_problem, coded_for
 from .metrics import Metric, resolve_metrics
 from .personalize import usual_finetuning
-from .problem import ProblemSettings, build_problem, coded_for
 from .result import Result
+from .run_channel import bind_schedule
+from .run_settings import Settings
 from .setting_checks import check_declared, check_loss
-from .settings import Settings
+from .trainer_arguments import AUTO, as_data, as_model, is_auto
 
 logger = logging.getLogger("fedmtl")
 
@@ -281,7 +281,7 @@ class Trainer(Settings):
             ranks: the processes that compute it.
 
         Raises:
-            ConfigError, DataError, ModelError: see :func:`~fedmtl.trainer.problem.build_problem`.
+            ConfigError, DataError, ModelError: see :func:`.make_problem.build_problem`.
         """
         self.algorithm.check_data(self.data)
         place = self.device

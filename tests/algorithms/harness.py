@@ -15,7 +15,7 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.local import Execution
 from fedmtl.privacy import ClientPrivacy, FullParticipation, open_channel
 from fedmtl.schedules import Block, rounds
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
 from tests.privacy.activations import Door
 
 

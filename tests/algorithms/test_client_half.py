@@ -13,7 +13,7 @@ from fedmtl.audit.recording import RecordedRounds
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, SeededSource, open_channel
 from fedmtl.schedules import rounds
-from fedmtl.trainer.channel_setup import releases_of
+from fedmtl.trainer.run_channel import releases_of
 from tests.algorithms.harness import problem_of, repeated
 from tests.helpers import ragged_classification
 from tests.methods import LINEAR, NETWORKS, SOLVER

@@ -12,7 +12,7 @@ from fedmtl.algorithms import ClientBatch
 from fedmtl.algorithms.own_gradients import FINETUNE_ROUND
 from fedmtl.audit.other_clients import replaced_client
 from fedmtl.errors import ConfigError
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
 from tests.algorithms.harness import problem_of
 from tests.algorithms.test_pmtl import blocks
 from tests.helpers import ragged_classification, regression

@@ -13,7 +13,7 @@ from fedmtl.algorithms.pp_dmtl.step_size import largest_delay, synthetic_tasks
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.schedules import RandomLatency
-from fedmtl.trainer.channel_setup import bind_schedule
+from fedmtl.trainer.run_channel import bind_schedule
 from tests.algorithms.harness import problem_of, run_activations
 
 TASKS, EVENTS = 8, 900

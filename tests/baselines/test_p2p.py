@@ -19,8 +19,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.channel_setup import bind_schedule, releases_of
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
+from fedmtl.trainer.run_channel import bind_schedule, releases_of
 from tests.helpers import library_accountant
 
 ALPHA = 1e-6

@@ -31,8 +31,8 @@ from fedmtl.graphs import Ring
 from fedmtl.privacy import ClientPrivacy, QuantileClip, RecordPrivacy
 from fedmtl.schedules import rounds
 from fedmtl.trainer.callbacks import Callback
-from fedmtl.trainer.channel_setup import open_run
 from fedmtl.trainer.result import Result
+from fedmtl.trainer.run_channel import open_run
 from fedmtl.trainer.tensor_files import read_parts, read_tensors, write_parts
 from tests.algorithms.test_client_half import CLIENTS, NAMES, ROUNDS, _Client, trainer_of
 

@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.graphs import Complete, EdgesFile, Graph, GraphSettings, KNNCosine, Ring, knn_cosine
-from fedmtl.trainer.fingerprint import describe
+from fedmtl.trainer.run_fingerprint import describe
 
 TRIANGLE = np.array([[0, 2, 0.5], [2, 0, 0], [0.5, 0, 0]])
 

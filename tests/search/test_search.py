@@ -38,11 +38,11 @@ from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import SeededSource, draw_repetitions, selection_epsilon
 from fedmtl.privacy.noise.sources import SystemCoins
+from fedmtl.search.choice import client_scores
 from fedmtl.search.run import SearchRun
-from fedmtl.search.scores import client_scores
-from fedmtl.trainer.channel_setup import open_run
 from fedmtl.trainer.engine import Engine
 from fedmtl.trainer.fit import single_run
+from fedmtl.trainer.run_channel import open_run
 from fedmtl.trainer.summary import numbers_of_result
 from tests.helpers import ragged_classification, regression
 

@@ -22,8 +22,8 @@ from fedmtl import FedAvg, PoissonSampling, PrivateSearch, models
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import Channel, ClientPrivacy, NoiseSource, SeededSource
 from fedmtl.search.run import SearchRun
-from fedmtl.trainer.channel_setup import open_run
 from fedmtl.trainer.folder import RunFolder
+from fedmtl.trainer.run_channel import open_run
 from tests.helpers import ragged_classification
 from tests.mutation import edit
 

@@ -36,8 +36,8 @@ from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.report import frame
 from fedmtl.report.tables import grouped
 from fedmtl.schedules import RandomLatency, TraceLatency
-from fedmtl.trainer.channel_setup import bind_schedule
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
+from fedmtl.trainer.run_channel import bind_schedule
 from tests import small
 
 from ..small import Ended, Ends, check_resumed

@@ -16,7 +16,7 @@ from fedmtl._rounding import number_text
 from fedmtl.local import Layout
 from fedmtl.trainer.constants import constant_loss, own_constants
 from fedmtl.trainer.evaluation import evaluate_each, evaluate_models
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
 from tests.helpers import ragged_classification, regression
 
 from .settings import DATA, SOLVER, trainer

@@ -42,8 +42,8 @@ from fedmtl.errors import ConfigError, DataError, ModelError, ResumeError
 from fedmtl.models.networks import NamedFactory
 from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer.checkpoint import Checkpoint
-from fedmtl.trainer.fingerprint import describe
 from fedmtl.trainer.folder import RunFolder
+from fedmtl.trainer.run_fingerprint import describe
 from fedmtl.trainer.summary import numbers_of_result
 from tests import small
 from tests.conftest import quick_figures

@@ -24,9 +24,9 @@ from fedmtl.privacy import ClientPrivacy, FullParticipation
 from fedmtl.report import frame, report
 from fedmtl.report.tables import csv_text
 from fedmtl.trainer import evaluation
+from fedmtl.trainer.client_scores import normalized
 from fedmtl.trainer.comparison import distribution, shares
 from fedmtl.trainer.metrics import REGISTRY, invented_rows, resolve_metrics
-from fedmtl.trainer.scores import normalized
 from fedmtl.trainer.summary import numbers_of_result
 from tests import small
 from tests.helpers import ragged_classification, regression

@@ -161,7 +161,7 @@ def test_what_diverges_late_or_at_some_clients_stops_no_run() -> None:
         """A run of which this many local trainings have diverged, and no other was made."""
         problem = replace(settings.problem(), tally=Tally(count, count))
         plan = SimpleNamespace(settings=settings, stop=6, problem=problem)
-        return SimpleNamespace(plan=plan, evaluations=SimpleNamespace(history=[]))
+        return SimpleNamespace(plan=plan, evaluator=SimpleNamespace(history=[]))
 
     assert not stop_reason(begun(4), 1)  # too few to judge by
     assert [stop_reason(begun(5), step) for step in range(7)] == ["", *["diverged"] * 3, "", "", ""]

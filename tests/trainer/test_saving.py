@@ -10,7 +10,7 @@ from fedmtl.algorithms.problem import Tally
 from fedmtl.ranks import Ranks
 from fedmtl.trainer.checkpoint import Checkpoint
 from fedmtl.trainer.engine import Engine
-from fedmtl.trainer.evaluations import Evaluations
+from fedmtl.trainer.evaluator import Evaluator
 from fedmtl.trainer.run import _counting
 from fedmtl.trainer.run_plan import RunPlan, prepare
 from tests.helpers import regression
@@ -33,17 +33,17 @@ def counted(tally: Tally, rank: int = 0) -> RunPlan:
     return _counting(replace(plan, problem=problem), tally)
 
 
-def evaluations(plan: RunPlan) -> Evaluations:
+def evaluator(plan: RunPlan) -> Evaluator:
     engine = Engine()
-    return Evaluations(plan, engine, engine.open(plan, resume=False), (), ())
+    return Evaluator(plan, engine, engine.open(plan, resume=False), (), ())
 
 
 def test_diverged_trainings_of_a_checkpoint_are_warned_of_once(caplog):
-    resumed = evaluations(counted(Tally(10, 4)))
+    resumed = evaluator(counted(Tally(10, 4)))
     resumed.warn_first(3)
     assert caplog.text == ""
     plan = counted(Tally())
-    begun = evaluations(plan)
+    begun = evaluator(plan)
     plan.problem.tally.trained += 10
     plan.problem.tally.diverged += 4
     with caplog.at_level(logging.WARNING, "fedmtl"):

@@ -11,7 +11,7 @@ from torch import nn
 from fedmtl import FedAvg, Result
 from fedmtl.cli.names import config_folder
 from fedmtl.errors import ConfigError
-from fedmtl.trainer.fingerprint import describe
+from fedmtl.trainer.run_fingerprint import describe
 from fedmtl.trainer.targets import resolved_target
 
 from .settings import DATA, SOLVER, trainer

@@ -23,7 +23,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.errors import ConfigError, ModelError, ResumeError
-from fedmtl.trainer import evaluations
+from fedmtl.trainer import evaluator
 from tests.helpers import ragged_classification, regression
 from tests.small import Ends, check_same
 
@@ -249,7 +249,7 @@ def test_the_clock_goes_on_where_an_interrupted_run_left_it(tmp_path, monkeypatc
     """A run of 100 seconds an evaluation that is interrupted is not younger when it goes on."""
     slow = itertools.count(step=100.0)
     with monkeypatch.context() as patch:
-        patch.setattr(evaluations, "time", SimpleNamespace(monotonic=lambda: next(slow)))
+        patch.setattr(evaluator, "time", SimpleNamespace(monotonic=lambda: next(slow)))
         with pytest.raises(RuntimeError):
             trainer(folder=tmp_path, callbacks=[Ends(4, RuntimeError)]).fit()
     history = trainer(folder=tmp_path).fit(resume=True).history

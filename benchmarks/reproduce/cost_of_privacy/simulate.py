@@ -18,7 +18,7 @@ from fedmtl.algorithms.one_at_a_time import simulated_states
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.random import derive_key
 from fedmtl.schedules import Block
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
 
 KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 

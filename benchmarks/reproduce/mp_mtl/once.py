@@ -42,7 +42,7 @@ from fedmtl.contrib.private_prior import PrivatePrior  # noqa: E402
 from fedmtl.data import FederatedDataset  # noqa: E402
 from fedmtl.privacy import ReleasePlan, open_channel  # noqa: E402
 from fedmtl.schedules import Block  # noqa: E402
-from fedmtl.trainer.problem import ProblemSettings, build_problem  # noqa: E402
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem  # noqa: E402
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 TUNING, DEALS, REPETITIONS = (10_000, 10_001), tuple(range(8)), 3

@@ -18,8 +18,8 @@ from fedmtl.algorithms.mp_mtl.algorithm import MPMTL
 from fedmtl.data import Examples, FederatedDataset, load_synthetic_tasks, read_school
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events
-from fedmtl.trainer.problem import ProblemSettings, build_problem
-from fedmtl.trainer.scores import normalized
+from fedmtl.trainer.client_scores import normalized
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
 
 ROUNDS, DELTA = 10, 1e-5
 PUBLIC = 10_000

@@ -17,8 +17,8 @@ from fedmtl.algorithms.linear.solve import minimize
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.channel_setup import bind_schedule, releases_of
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
+from fedmtl.trainer.run_channel import bind_schedule, releases_of
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]

@@ -31,7 +31,7 @@ from tables import write_tables  # noqa: E402
 from benchmarks.baselines.concatenated import ConcatenatedModels  # noqa: E402
 from fedmtl import FederatedDataset, Finetune, LocalSGD, Result, models  # noqa: E402
 from fedmtl.trainer.evaluation import evaluate_each  # noqa: E402
-from fedmtl.trainer.problem import ProblemSettings, build_problem  # noqa: E402
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem  # noqa: E402
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0, math.inf)
 METHODS = {"MTL": "PMTL", "global": "FedAvg"}  # columns of Table 1, by method

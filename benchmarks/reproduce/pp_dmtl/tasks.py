@@ -17,8 +17,8 @@ from fedmtl.algorithms.linear.solve import fit_own
 from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import AsynchronousSchedule
-from fedmtl.trainer.channel_setup import bind_schedule, releases_of
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
+from fedmtl.trainer.run_channel import bind_schedule, releases_of
 
 Kind = Literal["classification", "regression"]
 TASKS, FEATURES, FIRST = 20, 28, 5

@@ -27,7 +27,7 @@ from fedmtl import Latencies  # noqa: E402
 from fedmtl.algorithms.pp_dmtl.step_size import largest_delay  # noqa: E402
 from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL  # noqa: E402
 from fedmtl.schedules import RandomLatency, Synchronous  # noqa: E402
-from fedmtl.trainer.channel_setup import bind_schedule  # noqa: E402
+from fedmtl.trainer.run_channel import bind_schedule  # noqa: E402
 
 SEEDS, EVENTS, TARGET, RECORDED = range(10, 15), 30_000, 0.02, TASKS
 SERVERS = {"never waits": Latencies, "waits": Synchronous}

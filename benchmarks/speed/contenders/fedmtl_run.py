@@ -31,8 +31,8 @@ from fedmtl.local import plan_batches
 from fedmtl.privacy import BoundSampler, Channel, open_channel
 from fedmtl.ranks import SINGLE, Ranks
 from fedmtl.schedules import rounds as round_events
-from fedmtl.trainer.channel_setup import releases_of
-from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.make_problem import ProblemSettings, build_problem
+from fedmtl.trainer.run_channel import releases_of
 
 MODELS: dict[str, Any] = {
     "cnn": models.femnist_cnn(),

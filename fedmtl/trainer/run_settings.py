@@ -17,9 +17,9 @@ from ..local.losses import Loss
 from ..models import ModelFactory
 from ..privacy import Privacy
 from .callbacks import Callback
-from .channel_setup import Schedule
 from .hooks import RunAudit
 from .metrics import MetricFunction
+from .run_channel import Schedule
 from .setting_checks import check_settings
 from .stopping import EarlyStopping
 

@@ -37,7 +37,7 @@ for _name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # as far as the system h
     _FLAGS |= getattr(os, _name, 0)
 
 
-class Received:
+class UntrustedFiles:
     """The files of a folder, by their place in it.
 
     Args:

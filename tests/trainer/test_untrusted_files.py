@@ -14,7 +14,7 @@ import pytest
 from fedmtl._files import parse_json
 from fedmtl.audit.verification import FAILED, Verification, verify
 from fedmtl.errors import DataError
-from fedmtl.trainer import received
+from fedmtl.trainer import untrusted_files
 
 from ..audit.test_verification import both, failed, good, ledger, lists, rewrite  # noqa: F401 - a fixture
 
@@ -178,7 +178,7 @@ def test_pipes_and_folders_in_place_of_files(copy: Path, place: str) -> None:
 
 def test_files_larger_than_anything_that_is_read(copy: Path) -> None:
     with open(copy / REPORT, "r+b") as file:
-        file.truncate(received.MAX_TEXT + 1)  # a hole, which takes no place on the disk
+        file.truncate(untrusted_files.MAX_TEXT + 1)  # a hole, which takes no place on the disk
     assert (
         said(copy) == "public/privacy.json has 1,073,741,825 bytes; at most 1,073,741,824 are read."
     )
@@ -186,9 +186,9 @@ def test_files_larger_than_anything_that_is_read(copy: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_read(copy: Path) -> None:
     """And one that changes afterwards is the file that was read."""
-    files = received.Received(copy)
+    files = untrusted_files.UntrustedFiles(copy)
     changed = pytest.raises(DataError, match=r"^public/privacy.json changed while it was read")
-    with changed, files._opened(copy / REPORT, received.MAX_TEXT):
+    with changed, files._opened(copy / REPORT, untrusted_files.MAX_TEXT):
         (copy / REPORT).write_bytes((copy / REPORT).read_bytes() + b" ")
     before = files.digest(copy / LEDGER)
     content = files.content(copy / LEDGER)

@@ -1,4 +1,4 @@
-"""The evaluations of a run, and warnings of local trainings that diverged."""
+"""The evaluator of a run, which also warns of local trainings that diverged."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ logger = logging.getLogger("fedmtl")
 _WRITE_SECONDS = 1.0  # between two writes of metrics.csv
 
 
-class Evaluations:
-    """The evaluations of a run. The clock starts with the first one, and continues that of an
-    interrupted run.
+class Evaluator:
+    """Evaluates the models of a run.
+
+    Its clock starts with the first evaluation, and continues that of an interrupted run.
 
     Args:
         plan: of the run.
