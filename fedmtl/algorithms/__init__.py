@@ -11,8 +11,8 @@ from .fedavg import FedAvg, FedProx
 from .fedrep import FedPer, FedRep
 from .fedsgd import FedSGD
 from .finetune import Finetune, Personalization
-from .local import Local
 from .local_fit import LocalFit
+from .local_only import Local
 from .mp_mtl.algorithm import MPMTL
 from .p2p.algorithm import PeerToPeer
 from .pfedme import PFedMe
@@ -22,7 +22,7 @@ from .pp_dmtl.step_size import largest_delay
 from .ppsgd import PPSGD
 from .rounds import Released, RoundAlgorithm
 from .scaffold import Scaffold
-from .server import ServerOptimizer, apply_update
+from .server_step import ServerOptimizer, apply_update
 from .shared_model import SharedModel
 from .store import ClientStore
 

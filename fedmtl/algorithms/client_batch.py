@@ -34,10 +34,9 @@ ClientStates = dict[str, Tensor]
 class ClientBatch:
     """A batch of clients: some clients of a round's cohort, which are computed in one call.
 
-    The cohort of a round is divided into batches of clients (:meth:`.problem.Problem.pieces`); the
-    messages of all of them are released together. The clients may read the public state, their own
-    tensors and their own examples, and nothing else: a client's numbers depend neither on the other
-    clients of the batch nor on the division.
+    A cohort is divided into them by :meth:`.problem.Problem.pieces`, and its messages are released
+    together. The clients may read the public state, their own tensors and their own examples, and
+    nothing else: a client's numbers do not depend on the other clients.
 
     Attributes:
         problem: the data and the model; only the examples of ``clients`` are read.
@@ -170,7 +169,7 @@ class ClientBatch:
     # Personal models, in a store with the fields of personal_fields
 
     def last_models(self, first: Tensor) -> Tensor:
-        """Returns the personal models as the clients' last participations left them, (k, D).
+        """Returns the clients' models after their last participations, (k, D).
 
         The tensor may be ``states["model"]`` itself.
 
@@ -198,8 +197,7 @@ class ClientBatch:
         """
         seen = torch.ones_like(self.states["seen"])
         trained = torch.ones_like(seen)  # a tensor of its own: a store takes both without a copy
-        # a sum is a cheap first look: it is never finite by chance, and rarely overflows; off the
-        # CPU to look is to wait
+        # a sum is a cheap first look: it is never finite by chance, and rarely overflows
         look = models.device.type == "cpu"
         if not look or not bool(torch.isfinite(models.sum(1)).all()):
             finite = torch.isfinite(models).all(1)
@@ -213,10 +211,9 @@ class ClientBatch:
         Args:
             models: (j, D), of the clients :attr:`newcomers`.
         """
-        last = self.states["model"]
         if not len(models):
-            return last
-        return last.index_copy(0, on_device(self.newcomers, last.device), models)
+            return self.states["model"]
+        return self.states["model"].index_copy(0, on_device(self.newcomers, models.device), models)
 
     # Local training
 

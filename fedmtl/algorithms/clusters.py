@@ -41,7 +41,7 @@ from ..privacy import BoundSampler, ReleasePlan
 from ..random import derive_key, keyed_generator
 from .base import Problem, Public, State
 from .client_batch import ClientBatch, ClientStates
-from .losses import own_losses
+from .client_losses import own_losses
 from .rounds import Released
 from .shared_model import SharedModel
 

@@ -46,7 +46,7 @@ from ..privacy import BoundSampler, ReleasePlan
 from .base import Problem, Public
 from .client_batch import ClientBatch, ClientStates
 from .rounds import Released
-from .server import apply_update
+from .server_step import apply_update
 from .shared_model import SharedModel
 from .store import Fields
 

@@ -16,7 +16,7 @@ from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
 from .base import Problem, Public, State
 from .client_batch import ClientBatch, ClientStates, personal_fields
 from .rounds import Released, RoundAlgorithm
-from .server import ServerOptimizer, apply_update
+from .server_step import ServerOptimizer, apply_update
 from .store import ClientStore, Fields
 
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .claim import Claim
-    from .claims import Claims
     from .findings import Finding, any_refuted, table
     from .lower_bound import Interval
+    from .release_claims import ReleaseClaims
     from .release_suite import CHECKS, Effort, audit_channel
     from .run_suite import audit_trainer
     from .setup import Clocks, Setup
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CHECKS": "release_suite",
     "Claim": "claim",
-    "Claims": "claims",
+    "ReleaseClaims": "claims",
     "Clocks": "setup",
     "Effort": "release_suite",
     "Finding": "findings",
@@ -46,11 +46,11 @@ _MODULES = {
 __all__ = [
     "CHECKS",
     "Claim",
-    "Claims",
     "Clocks",
     "Effort",
     "Finding",
     "Interval",
+    "ReleaseClaims",
     "Setup",
     "Verification",
     "any_refuted",

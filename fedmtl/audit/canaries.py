@@ -42,7 +42,7 @@ from ..privacy.release import Release
 from ..privacy.round_channel import RoundChannel
 from ..privacy.samplers import BoundSampler
 from ..random import derive_key
-from .evidence import (
+from .likelihood_ratios import (
     LOUD,
     Coins,
     canary_directions,

@@ -32,6 +32,7 @@ _SLACK = 1 + 1e-6
 _STEPS = 20  # of a run whose ledger is read back
 _EXAMINED = 6  # accounts of one run that are computed again
 
+_Channel: TypeAlias = RoundChannel | ActivationChannel
 _Block: TypeAlias = tuple[int, Tensor, list[list[int]] | None]
 """The first step, the clients of the block as ``begin`` has them, and the accounts that each step
 is charged to, -1 for that of all clients; None if the block must be refused."""
@@ -188,9 +189,7 @@ def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
     return wrong, ledger
 
 
-def _misstated(
-    setup: Setup, channel: RoundChannel | ActivationChannel, ledger: Reading
-) -> list[str]:
+def _misstated(setup: Setup, channel: _Channel, ledger: Reading) -> list[str]:
     """Returns the differences of the account and the report from the ledger."""
     wrong = list[str]()
     report = privacy_report(channel)
@@ -220,7 +219,7 @@ def _misstated(
     return wrong
 
 
-def _blocks(setup: Setup, channel: RoundChannel | ActivationChannel, seed: int) -> Iterator[_Block]:
+def _blocks(setup: Setup, channel: _Channel, seed: int) -> Iterator[_Block]:
     """Yields the blocks of a run, and blocks beyond its last step."""
     if isinstance(channel, ActivationChannel):
         yield from _blocks_of_activations(setup, channel, seed)
@@ -286,7 +285,7 @@ def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]]
 
 
 def _acts(
-    setup: Setup, channel: RoundChannel | ActivationChannel, block: _Block
+    setup: Setup, channel: _Channel, block: _Block
 ) -> Iterator[tuple[Callable[[], Any], int]]:
     """Yields the acts of a block that has begun, and how often each is paid for: releases of
     clients that contribute nothing, of local steps those of one client and of another one that
@@ -323,7 +322,7 @@ def _acts(
     )
 
 
-def _acted(setup: Setup, channel: RoundChannel | ActivationChannel, block: _Block) -> list[str]:
+def _acted(setup: Setup, channel: _Channel, block: _Block) -> list[str]:
     """Makes the acts of a block as often as they are paid for, and once more; returns the faults:
     acts that were not refused, and releases of clients that must release zeros."""
     first, _, clients = block

@@ -20,7 +20,7 @@ from ..privacy.settings import ClientPrivacy, Privacy, RecordPrivacy
 from ..privacy.single_client import BoundSingleClient
 from ..schedules import BoundBuffered
 from .claim import Claim
-from .claims import Claims
+from .release_claims import ReleaseClaims
 from .setup import Setup
 
 _SAMPLERS = {
@@ -37,7 +37,7 @@ _SAMPLERS = {
 }
 
 
-def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
+def claimed(header: Mapping[str, Any]) -> tuple[Setup, ReleaseClaims]:
     """Returns the settings, the schedule and the releases in the header of a ledger, and the claims
     about these by the cost in it."""
     settings = dict(header["privacy"])
@@ -77,7 +77,7 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
         steps=1,
     )
     costs = AccountCosts((cost,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
-    return setup, Claims(
+    return setup, ReleaseClaims(
         setup,
         costs,
         dict.fromkeys((plan.name for plan in plans), tuple(header.get("bands") or ())),

@@ -19,7 +19,7 @@ from ..privacy.records import Records
 from ..privacy.round_channel import RoundChannel
 from ..random import derive_key
 from .canaries import Planted
-from .evidence import LOUD, Coins, canary_directions, score_dependence
+from .likelihood_ratios import LOUD, Coins, canary_directions, score_dependence
 
 
 class RecordCanaries(Coins):

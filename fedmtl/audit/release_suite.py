@@ -10,8 +10,8 @@ from .charges import charges
 from .claim import ROWS
 from .findings import Finding, skipped
 from .freshness import freshness
-from .grid import on_public_grids
-from .noise import noise_laws
+from .grid_check import on_public_grids
+from .noise_check import noise_laws
 from .play import gathered
 from .sampler import beside_noise, sampler
 from .samples import Sample
@@ -32,7 +32,7 @@ CHECKS = (
 )
 """Kinds of checks; the last two need the algorithm: :func:`fedmtl.audit.transcript.transcript` and
 :func:`fedmtl.audit.independence.independence`. So does the charge of an early stop:
-:mod:`fedmtl.audit.stopping`."""
+:mod:`fedmtl.audit.early_stop`."""
 
 # of noise that clients add to their own rows
 _OF_ROWS = ("noise law", "freshness", "sensitivity", "charges", "grid")

@@ -20,13 +20,13 @@ from ..privacy import ActivationChannel, BoundSampler
 from ..schedules import BoundSchedule
 from ..trainer.run_channel import releases_of
 from ..trainer.trainer import Trainer
+from .early_stop import stopped_early, stopping_rule
 from .findings import Finding, skipped
 from .independence import independence, public_shape
 from .local_steps import drawn_records
 from .release_suite import Effort, audit_channel
 from .rerun import watched
 from .setup import Clocks, Setup
-from .stopping import stopped_early, stopping_rule
 from .transcript import automatic_settings, released_rows, resolved, transcript
 
 ROUNDS = 10

@@ -26,8 +26,8 @@ from ..privacy.settings import Privacy, RecordPrivacy
 from ..privacy.single_client import BoundSingleClient
 from ..schedules import BoundBuffered
 from .claim import Shares, expected_cohort
-from .claims import Claims
 from .recording import RecordedActivations, RecordedRounds
+from .release_claims import ReleaseClaims
 
 CLIENTS = 12
 ACTIVATIONS = 2000
@@ -320,15 +320,15 @@ class Setup:
         )
 
     @cached_property
-    def claims(self) -> Claims:
+    def claims(self) -> ReleaseClaims:
         """Returns the claims about the releases, which do not depend on the seed."""
         channel = self.open(0)
         if not isinstance(channel, RoundChannel) or self.gradients is not None:
-            return Claims(self, channel.accountant.costs)
+            return ReleaseClaims(self, channel.accountant.costs)
         if self.rows:
             # rows have an account of their own, with one cost
             noise = channel.row_noise[self.rows]
-            return Claims(
+            return ReleaseClaims(
                 self,
                 AccountCosts((noise.cost,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64)),
             )
@@ -337,7 +337,7 @@ class Setup:
             for name, r in channel.releases.items()
             if r.bands is not None
         }
-        return Claims(self, channel.accountant.costs, bands)
+        return ReleaseClaims(self, channel.accountant.costs, bands)
 
     def name(self, client: int) -> str:
         """Returns the name of a client in findings.

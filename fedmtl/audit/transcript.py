@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms.local import Local
+from ..algorithms.local_only import Local
 from ..contrib.automatic import Automatic, automatic
 from ..data import FederatedDataset
 from ..data.examples import Examples

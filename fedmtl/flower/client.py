@@ -16,8 +16,8 @@ from ..errors import ConfigError, FedmtlError
 from ..secure.identity import read_identity
 from ..secure.masks import Identity
 from ..trainer import Trainer
-from .answers import held
 from .identities import checked_identities
+from .last_answer import held
 from .messages import (
     FINISH,
     NAME,

@@ -33,7 +33,7 @@ from ..trainer.result_tables import client_rows
 from ..trainer.run_fingerprint import fingerprint
 from ..trainer.scored import Scored
 from .account import NodeAccount, schedule_of
-from .answers import Answer, digest, folder_name
+from .last_answer import Answer, digest, folder_name
 from .messages import OWN_AFFAIR, Facts, facts_of, logger, pack, tensors_of
 from .population import check_records
 from .secure_node import SecureNode

@@ -19,8 +19,8 @@ from ..privacy.secure_calibration import SecureCalibration
 from ..schedules import Block
 from ..secure.server import SecureSumServer
 from ..trainer.run_plan import RunPlan
-from .engine import COUNTED, NodeEngine
 from .messages import OPENING, RECEIVE, ROUND, ROW, SHARES, Facts, facts_of, logger, pack
+from .node_engine import COUNTED, NodeEngine
 from .secure_node import public_parameters, secure_calibration_of
 
 

@@ -21,10 +21,10 @@ from ..trainer import Trainer
 from ..trainer.fit import run_in_claimed_folder
 from ..trainer.processes import in_one_process
 from ..trainer.result import Result
-from .buffered import BufferedEngine
-from .engine import NodeEngine
+from .buffered_engine import BufferedEngine
 from .identities import checked_identities
 from .messages import log_as_flower, logger
+from .node_engine import NodeEngine
 from .nodes import Nodes
 from .population import LATENCIES, OWN_ACCOUNTS, TRUST
 from .secure_engine import SecureEngine

@@ -5,7 +5,6 @@ without a federation."""
 from .batched import check_examples, check_stackable
 from .batches import BatchPlan, plan_batches
 from .behaviour import check_behaviour, check_loss
-from .checks import check_copyable, check_layers, prepare_module
 from .executor import Execution, Executor, operation_threads
 from .layout import Layout, check_names, named_by
 from .lazy import with_shapes
@@ -13,6 +12,7 @@ from .local_trainer import LocalTrainer, gradient_plan
 from .losses import resolve_loss
 from .mixture import Mixture
 from .module import StackedModule
+from .module_checks import check_copyable, check_layers, prepare_module
 from .per_example import example_gradients
 from .solver import BackoffSGD, LocalOptimizer, LocalSGD, LocalSolver
 from .train import LocalTraining

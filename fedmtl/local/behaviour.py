@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import ConfigError, ModelError, first_line
-from .checks import check_unchanged, failed_on, same, tensors_of
 from .dropout import KeyedDropout
 from .layout import Layout
 from .losses import Loss, example_losses
+from .module_checks import check_unchanged, failed_on, same, tensors_of
 
 # of the largest output: a batch and its examples have other rounding, in bfloat16 up to 1 %
 _APART = 0.02

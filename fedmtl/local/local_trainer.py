@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from ..data import FederatedDataset
 from ..errors import ConfigError, PrivacyError
 from ..privacy import GradientPlan, RoundChannel
-from .checks import prepare_module
 from .clients import train_on_batches, train_on_records
 from .executor import Execution, Executor, resolve_device
 from .layout import Layout
 from .losses import Loss, resolve_loss
+from .module_checks import prepare_module
 from .optimizers import Strength
 from .solver import LocalSolver
 from .train import LocalTraining

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, State
-from ..algorithms.local import Local
+from ..algorithms.local_only import Local
 from ..algorithms.returned import check_state
 from ..privacy import ActivationChannel, NoiseSource, RoundChannel
 from ..ranks import SINGLE, Ranks

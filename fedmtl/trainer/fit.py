@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..algorithms.base import Algorithm
-from ..algorithms.local import Local
+from ..algorithms.local_only import Local
 from ..errors import ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling, RecordPrivacy

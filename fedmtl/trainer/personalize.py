@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.client_batch import ClientBatch, ClientStates
+from ..algorithms.client_losses import own_losses
 from ..algorithms.finetune import Finetune, Personalization, settled, usual_of_linear_numbers
 from ..algorithms.linear.data import check_linear, is_linear
-from ..algorithms.local import Local
-from ..algorithms.losses import own_losses
+from ..algorithms.local_only import Local
 from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset, RowBound
 from ..data.examples import cut

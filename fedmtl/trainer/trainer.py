@@ -12,7 +12,7 @@ from typing import Any
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import usual_of_linear_numbers
 from ..algorithms.linear.data import is_linear
-from ..algorithms.local import Local
+from ..algorithms.local_only import Local
 from ..algorithms.noise_level import noise_of
 from ..contrib.automatic import automatic
 from ..data import FederatedDataset

@@ -11,7 +11,7 @@ from scipy import stats
 from fedmtl.audit import CHECKS, Claim, Effort, Finding, Setup, any_refuted, audit_channel, table
 from fedmtl.audit.findings import exact, low_p, skipped, too_large
 from fedmtl.audit.freshness import _lags
-from fedmtl.audit.noise import noise_law
+from fedmtl.audit.noise_check import noise_law
 from fedmtl.audit.play import turns
 from fedmtl.audit.samples import standardized
 from fedmtl.audit.sensitivity import adversaries

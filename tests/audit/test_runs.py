@@ -11,12 +11,12 @@ from fedmtl import Trainer, models
 from fedmtl.algorithms import PMTL, Ditto, FedAvg, FedProx, Local, ServerOptimizer
 from fedmtl.audit import CHECKS, Effort, Finding, any_refuted, table
 from fedmtl.audit.claim import width_of
+from fedmtl.audit.early_stop import stopped_early, stopping_rule
 from fedmtl.audit.freshness import training_freshness
-from fedmtl.audit.grid import on_grid
+from fedmtl.audit.grid_check import on_grid
 from fedmtl.audit.other_clients import replaced_data
 from fedmtl.audit.rerun import watched
 from fedmtl.audit.run_suite import audit_trainer, setup_of
-from fedmtl.audit.stopping import stopped_early, stopping_rule
 from fedmtl.audit.transcript import automatic_settings, transcript
 from fedmtl.contrib.automatic import Automatic, automatic
 from fedmtl.data import FederatedDataset

@@ -389,7 +389,7 @@ def test_frames_of_exact_decimals_are_numbers():
 
 
 def test_a_column_of_decimal_commas_is_no_draft_of_categories(caplog):
-    from fedmtl.data.readers.summary import Summary
+    from fedmtl.data.readers.table_summary import Summary
 
     caplog.set_level(logging.WARNING)
     column = Summary(pd.Series(["61,5", "40,2", "1,5", "?"]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedmtl.data import Affine, Domain, read_table
-from fedmtl.data.readers.summary import Summary
+from fedmtl.data.readers.table_summary import Summary
 from fedmtl.errors import ConfigError, DataError
 
 from .rows import rows_of

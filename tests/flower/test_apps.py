@@ -41,8 +41,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedmtl.flower import client_app, population, server_app
-from fedmtl.flower.answers import folder_name
 from fedmtl.flower.client import name_of
+from fedmtl.flower.last_answer import folder_name
 from fedmtl.flower.messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, tensors_of
 from fedmtl.flower.node import Node
 from fedmtl.flower.server import serve

@@ -466,7 +466,7 @@ def test_a_node_answers_one_message_at_a_time(tmp_path: Path, monkeypatch) -> No
             waited.append(dict(grid.counts))
             other.close()
 
-        monkeypatch.setattr("fedmtl.flower.answers.time.sleep", done)
+        monkeypatch.setattr("fedmtl.flower.last_answer.time.sleep", done)
         other.enter_context(claimed(tmp_path / "nodes" / "client-0"))
         run(server, grid)
     assert len(waited) == 1

@@ -33,8 +33,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedmtl.flower import client_app, population, server_app
-from fedmtl.flower.answers import Answer
 from fedmtl.flower.identities import checked_identities
+from fedmtl.flower.last_answer import Answer
 from fedmtl.flower.messages import OPENING, ROUND, ROW, SHARES, facts_of
 from fedmtl.flower.node import Node
 from fedmtl.flower.secure_node import MEMORY, SecureNode, secure_calibration_of

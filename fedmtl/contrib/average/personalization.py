@@ -16,7 +16,7 @@ from ...algorithms.base import Problem, Public
 from ...algorithms.client_batch import ClientBatch, ClientStates
 from ...algorithms.finetune import Personalization
 from ...algorithms.linear.data import check_linear, prepared, probe_linear, records_of
-from ...algorithms.local import Local
+from ...algorithms.local_only import Local
 from ...algorithms.rounds import RoundAlgorithm
 from ...errors import ConfigError, ModelError
 from ...local.losses import cross_entropy, is_of_numbers

@@ -16,7 +16,7 @@ from ...errors import ConfigError
 from ..units import mapped
 from .cells import check_texts, codes
 from .columns import Table
-from .summary import ISO_DATE
+from .table_summary import ISO_DATE
 
 Kind = Literal["number", "categories", "dates"]
 Advice = Callable[["pd.Series", str], str]

@@ -12,9 +12,9 @@ from ..._text import counted, shown
 from ...errors import ConfigError
 from .cells import check_one_column
 from .columns import Table
-from .summary import Summary
 from .table import read_table
 from .table_settings import feature_columns
+from .table_summary import Summary
 
 DRAFTED = ("features", "bounds", "missing", "labels", "classes")
 """The settings that a draft fills in."""

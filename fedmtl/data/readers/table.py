@@ -21,8 +21,8 @@ from .column_coding import Column
 from .columns import Table
 from .schema import TableSchema
 from .splits import by_time
-from .summary import MOST_CLASSES, Summary, holds_amounts, looks_like_id
 from .table_settings import TableSettings, feature_columns
+from .table_summary import MOST_CLASSES, Summary, holds_amounts, looks_like_id
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,8 +22,8 @@ from ..schedules import Block, BoundBuffered
 from ..schedules.answers import Answers, Limits, Server
 from ..trainer.run_plan import RunPlan
 from .account import schedule_of
-from .engine import COUNTED, NodeEngine
 from .messages import ROUND, checked_rows, logger
+from .node_engine import COUNTED, NodeEngine
 from .nodes import pause
 
 _NAMED = 10  # most clients of a round in the log

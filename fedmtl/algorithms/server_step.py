@@ -35,7 +35,7 @@ class AdamNorm(torch.optim.Optimizer):
 
     Example:
         >>> import torch
-        >>> from fedmtl.algorithms.server import AdamNorm
+        >>> from fedmtl.algorithms.server_step import AdamNorm
         >>> w = torch.zeros(2, requires_grad=True)
         >>> w.grad = torch.tensor([3.0, 4.0])
         >>> AdamNorm([w], lr=0.1).step()

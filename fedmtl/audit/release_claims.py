@@ -21,7 +21,7 @@ _COUNT = "/count"
 """At the end of the name of the count of a release's unclipped clients."""
 
 
-class Claims:
+class ReleaseClaims:
     """The claims on all releases of a run; false if no noise is claimed.
 
     Args:
@@ -34,7 +34,7 @@ class Claims:
 
     Example:
         >>> from fedmtl import ClientPrivacy, FullParticipation
-        >>> from fedmtl.audit import Claims, Setup
+        >>> from fedmtl.audit import ReleaseClaims, Setup
         >>> from fedmtl.privacy import ReleasePlan
         >>> setup = Setup(
         ...     privacy=ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5),
@@ -42,7 +42,7 @@ class Claims:
         ...     schedule=FullParticipation().bind(10),
         ...     steps=2,
         ... )
-        >>> bool(Claims(setup, None)), Claims(setup, None).names  # nothing is charged
+        >>> bool(ReleaseClaims(setup, None)), ReleaseClaims(setup, None).names  # nothing is charged
         (False, ('update',))
     """
 
