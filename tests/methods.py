@@ -45,9 +45,9 @@ NETWORKS = {
     "prior_layers, output side": PriorLayers(layers=("3",), side="output", scale=0.5, local=SOLVER),
 }
 LINEAR = {
-    "mp_mtl": MPMTL(row_norm=1.0, lam=0.05),
+    "mp_mtl": MPMTL(feature_norm=1.0, lam=0.05),
     "mp_mtl, squared loss, P + Q, curator": MPMTL(
-        row_norm=1.0,
+        feature_norm=1.0,
         loss="squared",
         penalty="l21",
         own_penalty="l2",
@@ -55,9 +55,9 @@ LINEAR = {
         start_ridge=0.1,
         curator_epsilon=30.0,
     ),
-    "mp_mtl, published": PublishedMPMTL(row_norm=1.0, lam=0.05),
-    "private_prior": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),
+    "mp_mtl, published": PublishedMPMTL(feature_norm=1.0, lam=0.05),
+    "private_prior": PrivatePrior(feature_norm=1.0, loss="logistic", share=0.5, scale=0.5),
     "private_prior, squared loss": PrivatePrior(
-        row_norm=1.0, form="diagonal", own_ridge=False, scale=0.5
+        feature_norm=1.0, form="diagonal", own_ridge=False, scale=0.5
     ),
 }

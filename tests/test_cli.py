@@ -210,8 +210,8 @@ def test_debug_shows_the_traceback() -> None:
         (["algorithm=private_prior", "data=digits"], "digits has 10 classes, and private_prior learns linear models"),
         (["algorithm=async_learner", "data=digits"], "With more, prior_layers and pmtl can be used"),
         (["algorithm=p2p", "schedule=poisson", "schedule.cohort=3"], "(schedule=clocks or latency by name)"),
-        (["algorithm=p2p", "algorithm.row_norm=1", "TABLE"], "the graph of the synthetic agents, not of table.csv"),
-        (["algorithm=p2p", "algorithm/graph=ring", "LEAF"], "PeerToPeer.row_norm is 'auto'"),
+        (["algorithm=p2p", "algorithm.feature_norm=1", "TABLE"], "the graph of the synthetic agents, not of table.csv"),
+        (["algorithm=p2p", "algorithm/graph=ring", "LEAF"], "PeerToPeer.feature_norm is 'auto'"),
     ],
 )  # fmt: skip
 def test_what_only_the_data_show_is_refused_by_key(

@@ -32,7 +32,7 @@ def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
     config = resolve(compose(["experiment=cost_of_privacy_svm", "data.root=x"]))
     made = settings(config)
     algorithm, data = made.algorithm, config["data"]
-    assert (algorithm.row_norm, algorithm.loss) == ("auto", "hinge")
+    assert (algorithm.feature_norm, algorithm.loss) == ("auto", "hinge")
     assert made.privacy.clip_norm == data["l1"] + 1 == 13.0
     assert data["labels"] == "class"
 

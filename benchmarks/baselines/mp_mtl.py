@@ -30,11 +30,11 @@ REGS = tuple(10.0 ** (k / 2) for k in range(-8, 1))
 """1e-4 .. 1, by half powers of ten."""
 
 
-def bounded_tasks(data: LinearData, *, row_norm: float, target: float = math.inf) -> LinearData:
-    """The records forced into a public domain: ``||x||_2 <= row_norm`` for the whole row, with the 1 of a bias, by
+def bounded_tasks(data: LinearData, *, feature_norm: float, target: float = math.inf) -> LinearData:
+    """The records forced into a public domain: ``||x||_2 <= feature_norm`` for the whole row, with the 1 of a bias, by
     scaling it down, and ``abs(y) <= target`` by cutting it off. A record that is not finite becomes zero.
     """
-    whole = replace(data, bias=False).bounded(RowBound(row_norm), target)
+    whole = replace(data, bias=False).bounded(RowBound(feature_norm), target)
     return replace(whole, bias=data.bias)
 
 

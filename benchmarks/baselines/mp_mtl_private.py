@@ -104,10 +104,10 @@ class Ball:
     slope: Tensor
 
     @classmethod
-    def of(cls, sigma: Tensor, radius: float, row_norm: float, target: float) -> Ball:
+    def of(cls, sigma: Tensor, radius: float, feature_norm: float, target: float) -> Ball:
         """For the strong convexity ``sigma`` (...) and the enforced ``radius``; ``target`` bounds the targets."""
         ball = torch.minimum(target / sigma.sqrt(), torch.full_like(sigma, radius))
-        return cls(ball, row_norm * (row_norm * ball + target))
+        return cls(ball, feature_norm * (feature_norm * ball + target))
 
     def sensitivity(self, sigma: Tensor, replaced: Tensor) -> Tensor:
         """L2 sensitivity of the minimizer, (...)."""
@@ -127,13 +127,13 @@ class DPAggr:
 
     Args:
         reg: above 0.
-        row_norm: X, bound on ``||x||_2`` of a whole row; enforced.
+        feature_norm: X, bound on ``||x||_2`` of a whole row; enforced.
         target: Y, bound on the target; enforced.
         radius: bound on ``||w||_2``; enforced.
     """
 
     reg: float
-    row_norm: float = 1.0
+    feature_norm: float = 1.0
     target: float = 1.0
     radius: float = math.inf
 
@@ -141,7 +141,9 @@ class DPAggr:
 
     def local(self, data: LinearData) -> Tensor:
         """The local models, without noise: (n, p)."""
-        gram, moment = moments_of(bounded_tasks(data, row_norm=self.row_norm, target=self.target))
+        gram, moment = moments_of(
+            bounded_tasks(data, feature_norm=self.feature_norm, target=self.target)
+        )
         sigma = torch.full((len(data.x),), self.reg, dtype=torch.float64)
         values, vectors = torch.linalg.eigh(gram)
         rotated = torch.einsum("npk,np->nk", vectors, moment)
@@ -169,7 +171,7 @@ class DPAggr:
         return (mean + torch.from_numpy(noise))[:, None].expand(-1, len(data.x), -1).clone()
 
     def _ball(self, sigma: Tensor) -> Ball:
-        return Ball.of(sigma, self.radius, self.row_norm, self.target)
+        return Ball.of(sigma, self.radius, self.feature_norm, self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +199,7 @@ class DPMTRL:
         lam1: above 0.
         lam2: at least 0.
         iterations: rounds T: a record is in T releases.
-        row_norm, target: as for :class:`DPAggr`.
+        feature_norm, target: as for :class:`DPAggr`.
         radius: B, finite: the linear term of the others moves the minimizers, so that targets do not bound them.
         jitter: share of the identity in Omega, above 0.
         output: ``"noised"``, the released models as published; ``"own"``: every task keeps what it solves for next
@@ -208,7 +210,7 @@ class DPMTRL:
     lam2: float
     radius: float
     iterations: int = 2
-    row_norm: float = 1.0
+    feature_norm: float = 1.0
     target: float = 1.0
     jitter: float = 0.1
     output: Literal["noised", "own"] = "noised"
@@ -230,13 +232,15 @@ class DPMTRL:
 
     def sensitivity(self, sigma: Tensor, counts: Tensor, budget: TaskBudget) -> Tensor:
         """L2 sensitivity of the minimizers with strong convexity ``sigma`` (..., n)."""
-        slope = self.row_norm * (self.row_norm * self.radius + self.target)
+        slope = self.feature_norm * (self.feature_norm * self.radius + self.target)
         ball = Ball(torch.full_like(sigma, self.radius), torch.full_like(sigma, slope))
         return ball.sensitivity(sigma, budget.replaced(counts))
 
     def fit(self, data: LinearData, budget: TaskBudget, sources: Sequence[NoiseSource]) -> Tensor:
         """The models of all tasks, once for each of R sources of noise: (R, n, p) float64."""
-        gram, moment = moments_of(bounded_tasks(data, row_norm=self.row_norm, target=self.target))
+        gram, moment = moments_of(
+            bounded_tasks(data, feature_norm=self.feature_norm, target=self.target)
+        )
         law = budget.law(int(data.counts.max()), data.dimension, self.iterations)
         values, vectors = torch.linalg.eigh(gram)
         keys = torch.arange(len(data.x))

@@ -71,7 +71,10 @@ def by_solver(solver: LocalSGD, rates: Sequence[float], epochs: Sequence[int]) -
 def by_ridge(ridges: Sequence[float]) -> Any:
     """Returns exact fits alone, with each penalty."""
     return alone(
-        (f"ridge {ridge:g}", LocalFit(loss="squared", row_norm="auto", target="auto", ridge=ridge))
+        (
+            f"ridge {ridge:g}",
+            LocalFit(loss="squared", feature_norm="auto", target="auto", ridge=ridge),
+        )
         for ridge in ridges
     )
 

@@ -191,7 +191,7 @@ def learner(records: int) -> Workload:
 
 def tasks() -> Workload:
     """The 20 tasks of Xie et al."""
-    algorithm = PPDMTL(row_norm=1.0)
+    algorithm = PPDMTL(feature_norm=1.0)
     data = load_synthetic_tasks()
     problem = problem_of(data, 10**6)
     records = LinearData.of(problem)

@@ -100,7 +100,7 @@ def main() -> None:
     data = synthetic("low_rank", 0)
     rows = rows_of(data.train)
     x, y = [a.numpy() for a in rows.x], [b.numpy() for b in rows.y]
-    algorithm = MPMTL(row_norm=1.0, lam=LAM, rho=RHO, ridge=RIDGE, momentum="none", alpha=0.0)
+    algorithm = MPMTL(feature_norm=1.0, lam=LAM, rho=RHO, ridge=RIDGE, momentum="none", alpha=0.0)
 
     def batched(epsilon: float, repetitions: int, rounds: int) -> tuple[float, Run]:
         found = run(algorithm, data, (epsilon,), repetitions, clip=CLIP, rounds=rounds)

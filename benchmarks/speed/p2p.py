@@ -97,7 +97,7 @@ def run(
             loss="binary_cross_entropy", execution=execution, rounds=events, dtype="float64"
         ),
     )
-    algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
+    algorithm = PeerToPeer(graph=graph, mu=0.1, feature_norm=10.0)
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-5)
     schedule = bind_schedule(PoissonClocks(activations=events, per_client=per_client), data)
     plans = releases_of(algorithm, problem, schedule)

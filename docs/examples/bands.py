@@ -12,7 +12,7 @@ parser.add_argument("--replicates", type=int, default=50)
 words = parser.parse_args()
 
 result = Trainer(
-    algorithm=PeerToPeer(graph=TargetAngles(), row_norm="auto"),
+    algorithm=PeerToPeer(graph=TargetAngles(), feature_norm="auto"),
     data=load_data("synthetic_agents", agents=words.agents, features=20),
     model=models.linear_regression(bias=False),
     schedule=PoissonClocks(per_client=words.answers),

@@ -19,7 +19,7 @@ words = parser.parse_args()
 
 epsilon, delta = 1.0, 1e-5
 trainer = Trainer(
-    algorithm=PeerAveraging(graph=TargetAngles(cut=words.cut), row_norm="auto"),
+    algorithm=PeerAveraging(graph=TargetAngles(cut=words.cut), feature_norm="auto"),
     data=load_data("synthetic_agents", agents=words.agents, features=20),
     model=models.linear_regression(bias=False),
     schedule=PoissonClocks(per_client=3),

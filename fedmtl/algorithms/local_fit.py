@@ -31,8 +31,8 @@ class LocalFit(LinearAlgorithm):
         ridge: above 0.
         own_ridge: every client scales the ridge to its own records:
             :func:`~.linear.evidence.own_ridges`.
-        row_norm: features are scaled down to this norm, also in use of the models. ``"auto"``: the
-            bound that the data state. None: features stay as they are.
+        feature_norm: features are scaled down to this norm, also in use of the models. ``"auto"``:
+            the bound that the data state. None: features stay as they are.
         target: targets of the squared loss are cut off at this absolute value. ``"auto"``: that of
             the data. None: 2^40.
         norm: of the features, ``"l2"`` or ``"l1"``.
@@ -57,7 +57,7 @@ class LocalFit(LinearAlgorithm):
     loss: Literal["squared", "logistic"] = "logistic"
     ridge: Positive = 0.01
     own_ridge: bool = False
-    row_norm: Positive | Literal["auto"] | None = None
+    feature_norm: Positive | Literal["auto"] | None = None
     target: Positive | Literal["auto"] | None = None
     norm: Literal["l1", "l2"] = "l2"  # type: ignore[misc]
     theta_max: Annotated[float, Range(lambda v: v > 0, "a number above 0")] = math.inf

@@ -94,7 +94,8 @@ def cost_of_privacy(
         >>> from fedmtl.contrib import cost_of_privacy
         >>> data = load_data("synthetic_tasks", tasks=4, problem="regression")
         >>> objectives = {1.0: 0.9, 3.0: 0.6, 10.0: 0.5}  # of simulated runs, by epsilon
-        >>> cost = cost_of_privacy(AsyncLearner(row_norm=1.0), data, objectives, epsilons=[1.0] * 4)
+        >>> learner = AsyncLearner(feature_norm=1.0)
+        >>> cost = cost_of_privacy(learner, data, objectives, epsilons=[1.0] * 4)
         >>> len(cost.local)
         4
     """

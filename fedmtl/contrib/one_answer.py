@@ -145,7 +145,7 @@ class PublicStart(OneAnswer):
             :class:`~fedmtl.algorithms.linear.data.LinearLoss`.
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        row_norm: a public bound on the L1 norm of a record's features, as for
+        feature_norm: a public bound on the L1 norm of a record's features, as for
             :class:`AsyncLearner`.
         target: a public bound on abs(y) of the squared loss, likewise.
 
@@ -257,7 +257,7 @@ class Moments(OneAnswer):
     Args:
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        row_norm: a public bound on the L1 norm of a record's features, as for
+        feature_norm: a public bound on the L1 norm of a record's features, as for
             :class:`AsyncLearner`.
         target: a public bound on abs(y) of the squared loss, likewise.
 

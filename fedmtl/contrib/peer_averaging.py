@@ -72,7 +72,7 @@ class PeerAveraging(PeerToPeer):
         pairwise: True for a claim beside epsilon, which stays: the epsilon of each agent against
             any one other agent that sees its own messages alone
             (:mod:`fedmtl.contrib.pairwise`). It is printed, and stands in ``public/pairwise.csv``.
-        graph, loss, lam, row_norm, target: see :class:`PeerToPeer`.
+        graph, loss, lam, feature_norm, target: see :class:`PeerToPeer`.
 
     Raises:
         ConfigError: a value outside these ranges, an allocation of a single release, or

@@ -139,8 +139,8 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
         form: of the covariance: ``"symmetric"``, any directions; ``"diagonal"``, single features,
             with less noise.
         scale: length of a task's row; ``"auto"``: the clip norm of the run.
-        row_norm: features are scaled down to this L2 norm, also in use of the models. ``"auto"``:
-            the bound that the data state. None: features stay as they are.
+        feature_norm: features are scaled down to this L2 norm, also in use of the models.
+            ``"auto"``: the bound that the data state. None: features stay as they are.
         target: targets of the squared loss are cut off at this absolute value. ``"auto"``: that of
             the data. None: 2^40.
 
@@ -349,6 +349,6 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
             loss=self.loss,
             ridge=self.ridge,
             own_ridge=self.own_ridge,
-            row_norm=self.row_norm,
+            feature_norm=self.feature_norm,
             target=self.target,
         )

@@ -36,7 +36,7 @@ class SharedDirections(PPDMTL):
     Args:
         refine_tau: the strength of g along the shared directions, above 0. ``None``: ``tau``.
         refine_across: the strength of g across them, above 0.
-        loss, lam, tau, a1, a2, delay, smoothness, row_norm, target, penalty, batch_rate: see
+        loss, lam, tau, a1, a2, delay, smoothness, feature_norm, target, penalty, batch_rate: see
             :class:`PPDMTL`.
 
     Raises:

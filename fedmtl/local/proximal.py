@@ -24,12 +24,12 @@ def l1_norm(x: Tensor) -> Tensor:
     return x.abs().sum(dim=(-2, -1))
 
 
-def row_norm(x: Tensor) -> Tensor:
+def sum_of_row_norms(x: Tensor) -> Tensor:
     """Returns the sum over rows of their Euclidean norms: (..., m, n) -> (...)."""
     return x.norm(dim=-1).sum(dim=-1)
 
 
-def column_norm(x: Tensor) -> Tensor:
+def sum_of_column_norms(x: Tensor) -> Tensor:
     """Returns the sum over columns of their Euclidean norms: (..., m, n) -> (...)."""
     return x.norm(dim=-2).sum(dim=-1)
 
@@ -50,13 +50,13 @@ def prox_l1(x: Tensor, t: float) -> Tensor:
 
 
 def prox_rows(x: Tensor, t: float) -> Tensor:
-    """Applies the operator of :func:`row_norm`: every row r becomes max(0, 1 - t / ||r||) r."""
+    """Applies the operator of :func:`sum_of_row_norms`: row r becomes max(0, 1 - t / ||r||) r."""
     return x * shrinkage(x.norm(dim=-1, keepdim=True), t)
 
 
 def prox_columns(x: Tensor, t: float) -> Tensor:
-    """Applies the operator of :func:`column_norm`: every column c becomes max(0, 1 - t / ||c||)
-    c."""
+    """Applies the operator of :func:`sum_of_column_norms`: column c becomes
+    max(0, 1 - t / ||c||) c."""
     return x * shrinkage(x.norm(dim=-2, keepdim=True), t)
 
 
@@ -133,8 +133,8 @@ OwnPenalty = Literal["frobenius", "l1", "l2"]
 """Penalties of a task's own part."""
 PENALTIES: dict[str, Penalty] = {
     "nuclear": Penalty(nuclear_norm, prox_nuclear),
-    "l2": Penalty(row_norm, prox_rows),
-    "l21": Penalty(column_norm, prox_columns),
+    "l2": Penalty(sum_of_row_norms, prox_rows),
+    "l21": Penalty(sum_of_column_norms, prox_columns),
     "l1": Penalty(l1_norm, prox_l1),
     "frobenius": Penalty(half_squared_norm, prox_half_squared),
 }

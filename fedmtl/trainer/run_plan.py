@@ -107,7 +107,7 @@ def prepare(
         raise ConfigError(
             f"{algorithm.name} computes all clients at once, and where there is no bound on rows "
             "it may take its step size from the records of all; over several ranks give one, as "
-            "algorithm.row_norm=1.0, or compute in one process, execution.processes=1."
+            "algorithm.feature_norm=1.0, or compute in one process, execution.processes=1."
         )
     shortened = {}
     if bound is not None:

@@ -29,12 +29,12 @@ from tests import small
 SIZES = {"tasks": 3, "train_examples": 20, "test_examples": 10, "features": 4}
 CASES = {
     "mp_mtl": (
-        MPMTL(loss="squared", ridge=0.2, row_norm=10.0),
+        MPMTL(loss="squared", ridge=0.2, feature_norm=10.0),
         FullParticipation(),
         lambda r, w: (r @ r / 2, 0.1 * w @ w),
     ),
     "pp_dmtl": (
-        PPDMTL(loss="squared", tau=0.3, row_norm=10.0),
+        PPDMTL(loss="squared", tau=0.3, feature_norm=10.0),
         Latencies(latency=1.0, per_client=2),
         lambda r, w: (r @ r, 0.15 * w @ w),
     ),
@@ -101,7 +101,9 @@ def test_the_baseline_of_the_learner_has_its_records_and_its_constraint(loss, th
     problem = "regression" if loss == "squared" else "classification"
     data = load_synthetic_tasks(**SIZES, problem=problem)
     target = 0.5 if loss == "squared" else None
-    algorithm = AsyncLearner(loss=loss, reg=0.1, theta_max=theta_max, row_norm=0.5, target=target)
+    algorithm = AsyncLearner(
+        loss=loss, reg=0.1, theta_max=theta_max, feature_norm=0.5, target=target
+    )
     result = learner(algorithm=algorithm, data=data, privacy=None)
     found = result.baselines["local"]
     assert found.bounds == result.bounds
@@ -127,10 +129,10 @@ def test_the_baseline_of_the_learner_has_the_bounds_that_the_data_state():
     data = load_synthetic_tasks(**SIZES, problem="regression")
     stated = replace(data, domain=Domain(l1=0.5, l2=0.3, target=0.4))
     auto = learner(
-        data=stated, algorithm=AsyncLearner(reg=1, row_norm="auto", target="auto"), privacy=None
+        data=stated, algorithm=AsyncLearner(reg=1, feature_norm="auto", target="auto"), privacy=None
     ).baselines["local"]
     given = learner(
-        data=data, algorithm=AsyncLearner(reg=1, row_norm=0.5, target=0.4), privacy=None
+        data=data, algorithm=AsyncLearner(reg=1, feature_norm=0.5, target=0.4), privacy=None
     )
     assert torch.equal(auto.personal, given.baselines["local"].personal)
     assert auto.bounds == given.bounds
@@ -147,8 +149,8 @@ def test_who_has_which_baselines():
         (PMTL(), ("local", "fedavg")),
         (FedAvg(), ("local", "pmtl")),
         (AsyncLearner(loss="hinge"), ()),
-        (PPDMTL(row_norm=1.0), ("local",)),
-        (MPMTL(row_norm=1.0), ("local",)),
+        (PPDMTL(feature_norm=1.0), ("local",)),
+        (MPMTL(feature_norm=1.0), ("local",)),
         ("auto", ("local",)),
     ):
         assert usual_baselines(SimpleNamespace(algorithm=algorithm, runs=1)) == names

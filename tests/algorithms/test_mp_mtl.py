@@ -108,7 +108,7 @@ OPTIMA: list[tuple[bool, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("bias", "settings"), OPTIMA)
 def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, Any]) -> None:
-    algorithm = MPMTL(row_norm=1.0, **settings)
+    algorithm = MPMTL(feature_norm=1.0, **settings)
     rounds = 450 if algorithm.own_penalty == "l2" else 300  # whole tasks leave the penalty slowly
     kind = "regression" if algorithm.loss == "squared" else "classification"
     problem = linear(rounds, kind, bias)
@@ -204,7 +204,7 @@ LOOPS = [
 
 @pytest.mark.parametrize("settings", LOOPS, ids=[str(i) for i in range(len(LOOPS))])
 def test_a_noised_run_is_the_plain_loop_on_the_same_releases(settings: dict[str, Any]) -> None:
-    algorithm = MPMTL(row_norm=1.0, **settings)
+    algorithm = MPMTL(feature_norm=1.0, **settings)
     problem = linear(
         6, "regression" if algorithm.loss == "squared" else "classification", bias=True
     )
@@ -229,7 +229,7 @@ def test_the_release_is_the_clipped_covariance_of_the_weights_alone() -> None:
     problem = linear(1, bias=True)
     record: list[Any] = []
     run(
-        MPMTL(row_norm=1.0),
+        MPMTL(feature_norm=1.0),
         problem,
         privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf),
         record=record,
@@ -244,11 +244,11 @@ def test_tasks_project_their_own_models_and_in_the_paper_the_clipped_ones() -> N
     privacy = ClientPrivacy(clip_norm=0.5, epsilon=math.inf)
     own = everyone(
         problem,
-        MPMTL(row_norm=1.0, lam=0.0),
-        run(MPMTL(row_norm=1.0, lam=0.0), problem, privacy=privacy),
+        MPMTL(feature_norm=1.0, lam=0.0),
+        run(MPMTL(feature_norm=1.0, lam=0.0), problem, privacy=privacy),
     )
     np.testing.assert_allclose(own.numpy(), ridge_fits(rows_of(problem), 0.01), atol=1e-10)
-    printed = PublishedMPMTL(row_norm=1.0, lam=0.0)
+    printed = PublishedMPMTL(feature_norm=1.0, lam=0.0)
     clipped = everyone(problem, printed, run(printed, problem, privacy=privacy))
     assert float(clipped.norm(dim=1).max()) <= 0.5 < float(own.norm(dim=1).max())
 
@@ -257,7 +257,7 @@ def test_tasks_project_their_own_models_and_in_the_paper_the_clipped_ones() -> N
 
 
 def test_the_published_noise_has_a_claim_and_an_infinite_epsilon() -> None:
-    algorithm = PublishedMPMTL(row_norm=1.0)
+    algorithm = PublishedMPMTL(feature_norm=1.0)
     privacy = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism="wishart")
     given = {"model": models.linear_regression(bias=False), "rounds": 4, "loss": "half_mse"}
     result = small.trainer(algorithm=algorithm, data=linear(4).data, privacy=privacy, **given).fit()
@@ -271,7 +271,7 @@ def test_the_published_noise_has_a_claim_and_an_infinite_epsilon() -> None:
 
 def test_noise_on_models_protects_them_from_the_curator() -> None:
     problem = linear(3)
-    algorithm = MPMTL(row_norm=1.0, curator_epsilon=6.0, curator_delta=1e-4)
+    algorithm = MPMTL(feature_norm=1.0, curator_epsilon=6.0, curator_delta=1e-4)
     bound = FullParticipation().bind(TASKS)
     privacy = ClientPrivacy(clip_norm=0.8, epsilon=2.0, delta=1e-5)
     channel = open_channel(privacy, algorithm.plan(problem, bound), bound, seed=5, steps=3)
@@ -294,7 +294,9 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     value = channel.release("covariance", rows, torch.arange(TASKS)).numpy() * TASKS
     sent = noise.added(rows, torch.arange(TASKS), receipt, channel.source).numpy()
     sent = sent * np.minimum(1, 0.8 * (1 - 2.0**-20) / np.linalg.norm(sent, axis=1))[:, None]
-    plain = open_channel(privacy, MPMTL(row_norm=1.0).plan(problem, bound), bound, seed=5, steps=3)
+    plain = open_channel(
+        privacy, MPMTL(feature_norm=1.0).plan(problem, bound), bound, seed=5, steps=3
+    )
     plain.begin(0, plain.draw(0))
     silent = (
         plain.release("covariance", torch.zeros_like(rows), torch.arange(TASKS)).numpy() * TASKS
@@ -332,7 +334,7 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
     monkeypatch.setattr(mechanism, "noised", watched)
     monkeypatch.setattr(MPMTL, "server_update", server)
     run(
-        MPMTL(row_norm=1.0, alpha=0.0),
+        MPMTL(feature_norm=1.0, alpha=0.0),
         problem,
         privacy=ClientPrivacy(clip_norm=clip, noise_multiplier=1.0),
     )
@@ -425,4 +427,4 @@ def test_stacked_tasks_are_the_loop_over_tasks(loss: Any, wide: bool) -> None:
 def test_what_is_refused() -> None:
     problem = linear(3)
     with pytest.raises(ConfigError, match="all tasks take part"):
-        run(MPMTL(row_norm=1.0), problem, sampler=PoissonSampling(3))
+        run(MPMTL(feature_norm=1.0), problem, sampler=PoissonSampling(3))

@@ -36,22 +36,26 @@ from tests.algorithms.harness import (
 TASKS, STEPS = 6, 40
 NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.7, mechanism="l2_laplace", delta=1e-5)
 ALGORITHMS = {
-    "pp_dmtl": PPDMTL(row_norm=1.0, lam=0.02, a1=0.2),
-    "shared_directions": SharedDirections(row_norm=1.0, lam=0.02, a2=None),
-    "pp_dmtl, subsets": PPDMTL(row_norm=1.0, lam=0.02, penalty="l21", batch_rate=0.5),
+    "pp_dmtl": PPDMTL(feature_norm=1.0, lam=0.02, a1=0.2),
+    "shared_directions": SharedDirections(feature_norm=1.0, lam=0.02, a2=None),
+    "pp_dmtl, subsets": PPDMTL(feature_norm=1.0, lam=0.02, penalty="l21", batch_rate=0.5),
     "async_learner": AsyncLearner(loss="logistic", reg=0.01),
     "async_learner, published": PublishedAsyncLearner(loss="logistic", reg=0.01),
     "async_learner, hinge": AsyncLearner(loss="hinge", reg=0.01),
     "async_learner, public start": PublicStart(loss="logistic", reg=0.01),
-    "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
-    "p2p, published": PublishedPeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5),
-    "peer_averaging": PeerAveraging(row_norm=1.0, graph=Ring(), mu=0.5),
-    "peer_averaging, three releases": PeerAveraging(row_norm=1.0, graph=Ring(), mu=0.5, releases=3),
+    "p2p": PeerToPeer(feature_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
+    "p2p, published": PublishedPeerToPeer(feature_norm=1.0, graph=Ring(), mu=0.5),
+    "peer_averaging": PeerAveraging(feature_norm=1.0, graph=Ring(), mu=0.5),
+    "peer_averaging, three releases": PeerAveraging(
+        feature_norm=1.0, graph=Ring(), mu=0.5, releases=3
+    ),
 }
 REGRESSION = {
-    "async_learner, bounded rows": AsyncLearner(reg=0.01, row_norm=2.0, target=1.0, theta_max=0.3),
+    "async_learner, bounded rows": AsyncLearner(
+        reg=0.01, feature_norm=2.0, target=1.0, theta_max=0.3
+    ),
     "async_learner, moments": Moments(reg=0.01),
-    "pp_dmtl, squared": PPDMTL(row_norm=1.0, loss="squared", lam=0.02, a1=0.1),
+    "pp_dmtl, squared": PPDMTL(feature_norm=1.0, loss="squared", lam=0.02, a1=0.1),
 }
 
 
@@ -209,7 +213,7 @@ class _Curious(PPDMTL):
 
 def test_a_client_that_reads_the_data_of_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above fails for it."""
-    monkeypatch.setitem(ALGORITHMS, "broken", _Curious(row_norm=1.0, lam=0.02, a1=0.2))
+    monkeypatch.setitem(ALGORITHMS, "broken", _Curious(feature_norm=1.0, lam=0.02, a1=0.2))
     with pytest.raises(AssertionError):
         test_a_client_in_its_own_process_releases_what_the_stack_releases("broken")
 

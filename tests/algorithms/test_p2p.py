@@ -23,7 +23,7 @@ N = len(COUNTS)
 )
 def test_runs_are_the_slow_loop(loss: str, lam: float | str, mechanism: str, order: int) -> None:
     problem, graph, clients = agents(loss), random_graph(N), schedule(3, 40, 1)
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, loss=loss, lam=lam)
+    algorithm = PeerToPeer(feature_norm=1.0, graph=graph, mu=0.7, loss=loss, lam=lam)
     privacy = replace(NOISED, mechanism=mechanism)
     noise = noise_of(algorithm, problem, clients, privacy)
     state, _ = run(algorithm, problem, clients, privacy, pieces=7)
@@ -43,7 +43,7 @@ def test_runs_are_the_slow_loop(loss: str, lam: float | str, mechanism: str, ord
 
 def test_vectors_sent_are_the_neighbours_of_those_who_woke() -> None:
     problem, clients, graph = agents(), schedule(2, 60, 3), random_graph(N)
-    state, _ = run(PeerToPeer(row_norm=1.0, graph=graph), problem, clients)
+    state, _ = run(PeerToPeer(feature_norm=1.0, graph=graph), problem, clients)
     degree = (graph.weights.toarray() > 0).sum(1)
     expected = [sum(degree[i] for i in row if i >= 0) for row in clients.tolist()]
     assert state.public["sent"].tolist() == expected
@@ -52,7 +52,7 @@ def test_vectors_sent_are_the_neighbours_of_those_who_woke() -> None:
 def test_a_graph_has_the_agents_of_the_data() -> None:
     problem = agents()
     with pytest.raises(ConfigError, match="the graph has agent '0', and the data has not"):
-        PeerToPeer(row_norm=1.0, graph=Graph(1 - np.eye(N), tuple(map(str, range(N))))).network(
+        PeerToPeer(feature_norm=1.0, graph=Graph(1 - np.eye(N), tuple(map(str, range(N))))).network(
             problem
         )
-    assert PeerToPeer(row_norm=1.0, graph=Ring()).network(problem).graph.edges == N
+    assert PeerToPeer(feature_norm=1.0, graph=Ring()).network(problem).graph.edges == N

@@ -77,7 +77,7 @@ def test_the_channel_spends_each_budget_over_the_weighted_wakeups(allocation: st
     budgets = {f"a{k}": 1.0 + 0.5 * k for k in range(N)}
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=budgets, delta=1e-4)
     algorithm = PeerToPeer(
-        row_norm=1.0, graph=random_graph(N), mu=20.0, lam=0.5, allocation=allocation
+        feature_norm=1.0, graph=random_graph(N), mu=20.0, lam=0.5, allocation=allocation
     )
     uses = np.array([3, 1, 4, 2, 5, 3])
     clients = torch.from_numpy(np.repeat(np.arange(N), uses))[None]
@@ -96,7 +96,7 @@ def test_the_channel_spends_each_budget_over_the_weighted_wakeups(allocation: st
 
 def test_weights_are_those_of_the_rate_of_an_agents_own_wakeups() -> None:
     problem, graph = agents(), random_graph(N)
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=3.0, lam=0.5, allocation="optimal")
+    algorithm = PeerToPeer(feature_norm=1.0, graph=graph, mu=3.0, lam=0.5, allocation="optimal")
     degree, m = graph.weights.toarray().sum(1), np.array(COUNTS)
     sigma = 3.0 * (degree * m / m.max() * 2 * 0.5).min()
     largest = (degree * (1 + 3.0 * m / m.max() * (0.25 + 2 * 0.5))).max()
@@ -112,7 +112,9 @@ def test_weights_are_those_of_the_rate_of_an_agents_own_wakeups() -> None:
 
 def test_a_local_start_is_the_minimizers_of_all_agents() -> None:
     problem = agents()
-    algorithm = PublishedPeerToPeer(row_norm=1.0, graph=random_graph(N), local_start=True, lam=0.1)
+    algorithm = PublishedPeerToPeer(
+        feature_norm=1.0, graph=random_graph(N), local_start=True, lam=0.1
+    )
     state, _ = run(algorithm, problem, torch.tensor([[-1]]))
     for i, (x, y) in enumerate(arrays(problem)):
         theta = state.public["theta"][0, i].numpy()
@@ -121,8 +123,8 @@ def test_a_local_start_is_the_minimizers_of_all_agents() -> None:
 
 def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsilon() -> None:
     problem, graph = agents(), random_graph(N)
-    sound = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7)
-    paper = PublishedPeerToPeer(row_norm=1.0, graph=graph, mu=0.7)
+    sound = PeerToPeer(feature_norm=1.0, graph=graph, mu=0.7)
+    paper = PublishedPeerToPeer(feature_norm=1.0, graph=graph, mu=0.7)
     privacy = law("laplace", clip_norm=0.3)
     clients = torch.arange(N)[None]
     state, channel = run(paper, problem, clients, privacy)
@@ -141,7 +143,7 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     # the claim is that of the agent with the most wake-ups
     _, channel = run(paper, problem, torch.tensor([[0, 1, 1, 1]]), privacy)
     assert channel.report.claimed == pytest.approx(composed([2.0] * 3, 1e-5))
-    local = PublishedPeerToPeer(row_norm=1.0, graph=graph, local_start=True)
+    local = PublishedPeerToPeer(feature_norm=1.0, graph=graph, local_start=True)
     _, channel = run(local, problem, clients, privacy)
     assert "raw records" in channel.report.refuted
     with pytest.raises(PrivacyError, match=r"adds Laplace noise: privacy\.mechanism is 'gaussian'"):
@@ -165,7 +167,7 @@ def test_notes_name_what_is_outside() -> None:
     problem = agents()
     for graph, said in ((random_graph(N), "6 agents"), (KNNCosine(2), "built from the records")):
         _, channel = run(
-            PeerToPeer(row_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian")
+            PeerToPeer(feature_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian")
         )
         outside = " ".join(channel.report.outside)
         assert said in outside

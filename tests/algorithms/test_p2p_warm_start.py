@@ -32,7 +32,7 @@ PURE = RecordPrivacy(clip_norm=0.4, epsilon=3.0, mechanism="l2_laplace", delta=0
 
 def method(**options) -> PeerToPeer:
     return PeerToPeer(
-        **{"row_norm": 1.0, "graph": random_graph(N), "mu": MU, "lam": LAM, "warm_start": 0.25}
+        **{"feature_norm": 1.0, "graph": random_graph(N), "mu": MU, "lam": LAM, "warm_start": 0.25}
         | options
     )
 
@@ -270,7 +270,7 @@ def test_wakeups_go_on_from_the_start() -> None:
 
 
 def test_peers_that_release_once_have_one_release_more() -> None:
-    once = PeerAveraging(row_norm=1.0, graph=random_graph(N), lam=LAM, warm_start=0.25)
+    once = PeerAveraging(feature_norm=1.0, graph=random_graph(N), lam=LAM, warm_start=0.25)
     _, channel = run(once, agents(), OPENING.repeat(1, 4), PURE)
     assert channel.channel.accountant.uses.tolist() == [[2] * N]
     assert channel.epsilon == pytest.approx(3.0, rel=1e-4)
@@ -280,7 +280,7 @@ def test_peers_that_release_once_have_one_release_more() -> None:
 
 
 def test_the_published_start_has_laplace_noise_and_counts_in_the_claim() -> None:
-    paper = PublishedPeerToPeer(row_norm=1.0, graph=random_graph(N), lam=LAM, warm_start=0.25)
+    paper = PublishedPeerToPeer(feature_norm=1.0, graph=random_graph(N), lam=LAM, warm_start=0.25)
     privacy = RecordPrivacy(
         clip_norm=0.4, noise_multiplier=2.0, mechanism="laplace", delta=math.exp(-5)
     )

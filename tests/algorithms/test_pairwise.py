@@ -124,7 +124,7 @@ def test_every_pair_agrees_with_rational_arithmetic(seed: int) -> None:
 def test_the_rows_are_what_a_run_sends(silent: tuple[int, ...]) -> None:
     problem = agents()
     graph = random_graph(6)
-    algorithm = PeerAveraging(row_norm=1.0, graph=graph, mu=0.7)
+    algorithm = PeerAveraging(feature_norm=1.0, graph=graph, mu=0.7)
     events = torch.from_numpy(np.random.default_rng(3).integers(0, 6, (1, 30)))
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=2.0, delta=DELTA)
     released = ~np.isin(np.arange(6), silent)
@@ -273,7 +273,7 @@ class Attack:
     def __init__(self, noise: float = 0.5) -> None:
         self.problem = agents(d=2)
         graph = Graph(ring(6), tuple(f"a{k}" for k in range(6)))
-        self.algorithm = PeerAveraging(row_norm=1.0, graph=graph, mu=1.0, smoothness=0.25)
+        self.algorithm = PeerAveraging(feature_norm=1.0, graph=graph, mu=1.0, smoothness=0.25)
         self.privacy = RecordPrivacy(
             clip_norm=0.4, noise_multiplier=noise, epsilon=None, delta=1e-5, mechanism="gaussian"
         )

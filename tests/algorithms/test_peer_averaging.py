@@ -69,7 +69,7 @@ def test_runs_are_the_slow_loop(loss: str, releases: int, lam: float | str) -> N
         "confidence_power": 2.0,
         "smoothness": 0.9,
     }
-    algorithm = PeerAveraging(row_norm=1.0, graph=graph, loss=loss, **settings)
+    algorithm = PeerAveraging(feature_norm=1.0, graph=graph, loss=loss, **settings)
     about = {"releases": releases, "mu": 0.7, "lam": lam, "curvature": 0.9, "power": 2.0}
     for privacy in (CLIP_ONLY, GAUSSIAN):
         whole, channel = run(algorithm, problem, clients, privacy)
@@ -91,7 +91,7 @@ def test_runs_are_the_slow_loop(loss: str, releases: int, lam: float | str) -> N
 def test_all_of_the_budget_is_in_the_releases_and_nothing_else_is_charged() -> None:
     problem, clients = agents(), torch.arange(N).repeat(12)[None]
     for releases in (1, 4):
-        algorithm = PeerAveraging(row_norm=1.0, graph=Ring(), releases=releases)
+        algorithm = PeerAveraging(feature_norm=1.0, graph=Ring(), releases=releases)
         _, channel = run(algorithm, problem, clients, GAUSSIAN, pieces=5)
         assert channel.accountant.uses.tolist() == [[releases] * N]
         assert channel.accountant.epsilons()[0] == pytest.approx(2.0, rel=1e-3)
@@ -108,7 +108,7 @@ RNG = np.random.default_rng(0)
 CLIENTS = {f"c{k}": (RNG.normal(size=(8, 3)), RNG.integers(0, 2, 8)) for k in range(6)}
 trainer = partial(  # six clients of eight records on a ring; three releases at most, nine wake-ups
     small.trainer,
-    algorithm=PeerAveraging(row_norm=1.0, graph=Ring(), releases=3),
+    algorithm=PeerAveraging(feature_norm=1.0, graph=Ring(), releases=3),
     data=FederatedDataset.from_tensors(CLIENTS, test=CLIENTS, classes=2),
     model=models.linear_regression(bias=False),
     schedule=PoissonClocks(per_client=9),
@@ -129,7 +129,7 @@ def test_where_the_budget_ends_before_the_schedule_agents_go_on_averaging() -> N
     fixed = RecordPrivacy(
         clip_norm=0.5, epsilon=2.0, noise_multiplier=4.0, delta=1e-4, mechanism="gaussian"
     )
-    algorithm = PeerAveraging(row_norm=1.0, graph=Ring(), releases=9)
+    algorithm = PeerAveraging(feature_norm=1.0, graph=Ring(), releases=9)
     found = trainer(algorithm=algorithm, privacy=fixed).fit()
     assert found.stopped == "rounds"
     accountant, fits = library_accountant(), 0
@@ -148,7 +148,7 @@ def test_the_last_step_minimizes_the_agents_block_of_the_objective() -> None:
     """v minimizes sum_j l(v; x_j, y_j) + a ||v - mean||^2; with a = m_i / (2 mu c_i) it is Q's minimum there."""
     problem, graph = agents(counts=(7, 12, 3, 9, 5, 8)), random_graph(N)
     weights = graph.weights.toarray()
-    algorithm = PeerAveraging(row_norm=1.0, graph=graph, refine=0.7)
+    algorithm = PeerAveraging(feature_norm=1.0, graph=graph, refine=0.7)
     state = algorithm.init(problem, 2)
     state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))
     found = algorithm.models(problem, state, torch.arange(N)).numpy()

@@ -149,7 +149,7 @@ def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str)
     a2 = 0.1 if loss == "squared" else 0.8
     settings = {"lam": 0.05, "tau": 0.2, "a1": 0.2, "a2": a2, "smoothness": 0.25}
     algorithm = PPDMTL(
-        row_norm=1.0, loss=loss, penalty=penalty, own_penalty=own_penalty, **settings
+        feature_norm=1.0, loss=loss, penalty=penalty, own_penalty=own_penalty, **settings
     )
     clients = schedule(3, 40, 1)
     state, _ = run(algorithm, problem, clients, KNORM, pieces=7)
@@ -168,7 +168,7 @@ def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str)
 def test_paper_runs_are_algorithm_1(loss: str) -> None:
     problem, clients = tasks(loss), schedule(2, 30, 5)
     algorithm = PublishedPPDMTL(
-        row_norm=1.0, loss=loss, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25
+        feature_norm=1.0, loss=loss, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25
     )
     state, _ = run(algorithm, problem, clients, KNORM, pieces=7)
     outer, inner = noise_of(algorithm, problem, clients, KNORM), inner_noise(problem, clients)
@@ -188,7 +188,7 @@ def test_paper_runs_are_algorithm_1(loss: str) -> None:
 def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(kind: type[PPDMTL]) -> None:
     problem, clients = tasks(), schedule(2, 30, 5)
     algorithm = kind(
-        row_norm=1.0, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, batch_rate=0.4
+        feature_norm=1.0, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, batch_rate=0.4
     )
     state, channel = run(algorithm, problem, clients, KNORM)
     outer, inner = noise_of(algorithm, problem, clients, KNORM), inner_noise(problem, clients)
@@ -231,7 +231,13 @@ def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(kind: type[PPDMT
 def test_the_refinement_meets_the_optimality_conditions(loss: str, own_penalty: str) -> None:
     problem, ids = tasks(loss), torch.tensor([3, 0, 2])
     algorithm = PPDMTL(
-        row_norm=1.0, loss=loss, a1=0.2, tau=0.2, refine_tau=0.02, own_penalty=own_penalty, lam=0.01
+        feature_norm=1.0,
+        loss=loss,
+        a1=0.2,
+        tau=0.2,
+        refine_tau=0.02,
+        own_penalty=own_penalty,
+        lam=0.01,
     )
     state, _ = run(algorithm, problem, schedule(1, 30, 4, nobody=0.0), KNORM)
     before = {name: value.clone() for name, value in state.public.items()}
@@ -283,7 +289,7 @@ def test_the_published_state_moves_further_than_the_published_sensitivity() -> N
         for rows in (x, swapped):
             data = {"t0": (rows, np.ones(n))}
             problem = problem_of(FederatedDataset.from_tensors(data, test=data, classes=None))
-            algorithm = FromZero(row_norm=1.0, a1=a1, tau=tau)
+            algorithm = FromZero(feature_norm=1.0, a1=a1, tau=tau)
             silence = [
                 (k, "gradient", torch.zeros(1, d, dtype=torch.float64)) for k in range(steps)
             ]
@@ -300,17 +306,17 @@ def test_the_published_state_moves_further_than_the_published_sensitivity() -> N
 
 def test_the_paper_prints_its_claim_beside_an_infinite_epsilon() -> None:
     problem, clients = tasks(), schedule(1, 20, 0)
-    _, channel = run(PublishedPPDMTL(row_norm=1.0, a1=0.1), problem, clients, KNORM)
+    _, channel = run(PublishedPPDMTL(feature_norm=1.0, a1=0.1), problem, clients, KNORM)
     assert (channel.report.epsilon, channel.report.claimed) == (math.inf, pytest.approx(4.0))
     assert "sensitivity" in channel.report.refuted
-    _, channel = run(PPDMTL(row_norm=1.0, a1=0.1), problem, clients, KNORM)
+    _, channel = run(PPDMTL(feature_norm=1.0, a1=0.1), problem, clients, KNORM)
     assert math.isfinite(channel.report.epsilon)
     assert channel.report.claimed is None
     with pytest.raises(
         PrivacyError, match=r"adds L2-Laplace noise: privacy\.mechanism is 'gaussian'"
     ):
         run(
-            PublishedPPDMTL(row_norm=1.0),
+            PublishedPPDMTL(feature_norm=1.0),
             problem,
             clients,
             RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0),
@@ -324,7 +330,7 @@ def test_secure_noise_runs(kind: type[PPDMTL], batch_rate: float) -> None:
     privacy = RecordPrivacy(
         clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5, source="secure"
     )
-    algorithm = kind(row_norm=1.0, a1=0.2, lam=0.01, batch_rate=batch_rate)
+    algorithm = kind(feature_norm=1.0, a1=0.2, lam=0.01, batch_rate=batch_rate)
     one, two = (run(algorithm, problem, clients, privacy)[0] for _ in range(2))
     assert bool(one.public["stale"].isfinite().all())
     assert not torch.isclose(one.public["stale"], two.public["stale"])[0, :2].any()
@@ -342,16 +348,16 @@ def test_step_sizes_beyond_the_stable_ones_are_refused() -> None:
     ):
         problem = tasks(loss, model=models.linear_regression(bias=bias))
         largest = 2 / (9 * smooth)
-        PPDMTL(row_norm=1.0, loss=loss, a2=largest).init(problem)
+        PPDMTL(feature_norm=1.0, loss=loss, a2=largest).init(problem)
         with pytest.raises(
             ConfigError, match=r"a2 is .* 4 tasks, delay = 8 .* at most 2 / \(\(delay \+ 1\) L\)"
         ):
-            PPDMTL(row_norm=1.0, loss=loss, a2=1.01 * largest).init(problem)
+            PPDMTL(feature_norm=1.0, loss=loss, a2=1.01 * largest).init(problem)
         with pytest.raises(ConfigError, match="delay = 38"):
-            PPDMTL(row_norm=1.0, loss=loss, a2=2.01 / (39 * smooth), delay=38).init(problem)
+            PPDMTL(feature_norm=1.0, loss=loss, a2=2.01 / (39 * smooth), delay=38).init(problem)
         with pytest.raises(ConfigError, match="a1"):
-            PPDMTL(row_norm=1.0, loss=loss, a1=1.01 / smooth).init(problem)
-    PPDMTL(row_norm=1.0, loss="squared", a2=0.2, smoothness=0.5).init(tasks("squared"))
+            PPDMTL(feature_norm=1.0, loss=loss, a1=1.01 / smooth).init(problem)
+    PPDMTL(feature_norm=1.0, loss="squared", a2=0.2, smoothness=0.5).init(tasks("squared"))
 
 
 def test_the_delay_of_a_schedule() -> None:
@@ -363,7 +369,7 @@ def test_the_delay_of_a_schedule() -> None:
 def test_the_optimum_of_an_independent_solver() -> None:
     """||P||_* = min over P = U V^T of (||U||^2 + ||V||^2) / 2: a smooth problem for L-BFGS, without any prox."""
     problem = tasks("logistic", counts=(30, 40, 35), d=4)
-    algorithm = PPDMTL(row_norm=1.0, lam=0.05, tau=0.1, a1=0.3, smoothness=0.12)
+    algorithm = PPDMTL(feature_norm=1.0, lam=0.05, tau=0.1, a1=0.3, smoothness=0.12)
     state, _ = run(algorithm, problem, np.tile(np.arange(3), 600)[None])
     data, shape = arrays(problem), (4, 3)
 

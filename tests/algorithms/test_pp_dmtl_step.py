@@ -36,7 +36,7 @@ def resolved(algorithm: PPDMTL, work, *privacy: RecordPrivacy) -> PPDMTL:
 
 
 def test_it_is_a_function_of_public_things_alone() -> None:
-    algorithm = PPDMTL(row_norm=1.0, lam=0.02, a2="auto")
+    algorithm = PPDMTL(feature_norm=1.0, lam=0.02, a2="auto")
     one, other = (resolved(algorithm, problem(seed, rounds=200)) for seed in (0, 5))
     assert (one.a2, one.delay) == (other.a2, other.delay)
     again = resolved(algorithm, replace(problem(rounds=200), seed=1))
@@ -46,7 +46,7 @@ def test_it_is_a_function_of_public_things_alone() -> None:
 def test_it_is_simulated_with_noise_of_a_seed_whatever_the_runs_own_source() -> None:
     """The step is public, and a resumed run has to find the same one."""
     work = problem(rounds=40)
-    algorithm = PPDMTL(row_norm=1.0, lam=0.02, a2="auto")
+    algorithm = PPDMTL(feature_norm=1.0, lam=0.02, a2="auto")
     seeded = RecordPrivacy(clip_norm=1.0, epsilon=1.0, delta=1e-5)
     secure = replace(seeded, source="secure")
     found = [resolved(algorithm, work, privacy) for privacy in (seeded, secure)]
@@ -58,7 +58,7 @@ def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -
     work = problem(kind="classification" if loss == "logistic" else "regression")
     target = 4.0 if loss == "squared" else "auto"
     algorithm = PPDMTL(
-        row_norm=1.0, loss=loss, target=target, lam=0.01, tau=0.01, a1=0.4, a2="auto"
+        feature_norm=1.0, loss=loss, target=target, lam=0.01, tau=0.01, a1=0.4, a2="auto"
     )
     found = resolved(algorithm, work)
     smooth = 0.25 if loss == "logistic" else 2.0
@@ -75,7 +75,7 @@ def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -
 
 
 def test_louder_noise_asks_for_a_smaller_step() -> None:
-    algorithm, steps = PPDMTL(row_norm=1.0, lam=0.01, a2="auto"), []
+    algorithm, steps = PPDMTL(feature_norm=1.0, lam=0.01, a2="auto"), []
     for epsilon in (0.5, 1e5):
         privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, delta=1e-5)
         steps.append(resolved(algorithm, problem(rounds=300), privacy).a2)
@@ -89,7 +89,7 @@ def test_louder_noise_asks_for_a_smaller_step() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("smooth", [0.1, 0.2])
 def test_synthetic_tasks_have_the_sizes_and_the_curvature(bias: bool, smooth: float) -> None:
-    work, algorithm = problem(bias=bias), PPDMTL(row_norm=1.0)
+    work, algorithm = problem(bias=bias), PPDMTL(feature_norm=1.0)
     made = synthetic_tasks(algorithm, work, smooth, 3)
     assert made.ids == work.data.ids
     assert torch.equal(made.train.counts, work.data.train.counts)
@@ -107,7 +107,7 @@ def test_synthetic_tasks_have_the_sizes_and_the_curvature(bias: bool, smooth: fl
 
 def test_a_trainer_fills_it_in() -> None:
     with pytest.raises(ConfigError, match=r"a2 is 'auto', which a Trainer fills in"):
-        PPDMTL(row_norm=1.0, a2="auto").init(problem())
+        PPDMTL(feature_norm=1.0, a2="auto").init(problem())
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
@@ -115,7 +115,7 @@ def test_the_refinement_along_and_across_shared_directions(loss: str) -> None:
     """Every task's own minimum, by SciPy; with a P of rank 2, and without any signal."""
     work = problem(kind="classification" if loss == "logistic" else "regression")
     settings = {
-        "row_norm": 1.0,
+        "feature_norm": 1.0,
         "loss": loss,
         "target": 4.0 if loss == "squared" else "auto",
         "refine_tau": 0.02,

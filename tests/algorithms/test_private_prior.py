@@ -34,7 +34,7 @@ def linear(
 
 def prior(**settings: Any) -> PrivatePrior:
     return PrivatePrior(
-        **({"ridge": RIDGE, "own_ridge": False, "scale": 1.0, "row_norm": 1.0} | settings)
+        **({"ridge": RIDGE, "own_ridge": False, "scale": 1.0, "feature_norm": 1.0} | settings)
     )
 
 
@@ -270,7 +270,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="rounds must be 1, not 3"):
         run(prior(), replace(problem, rounds=3))
     with pytest.raises(ConfigError, match="scale is 'auto'"):
-        run(PrivatePrior(row_norm=1.0), problem)
+        run(PrivatePrior(feature_norm=1.0), problem)
     with pytest.raises(ConfigError, match="at most 512 features"):
         run(prior(), linear(features=513, tasks=2))
 

@@ -56,7 +56,7 @@ SERVER = {
     "local": SOLVER,
 }
 SHARED = SERVER | {"weights": "examples", "cap": 9}
-BOUNDS = {"row_norm": 0.5, "target": 0.1}
+BOUNDS = {"feature_norm": 0.5, "target": 0.1}
 PEERS = BOUNDS | {
     "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0, "allocation": "optimal",
     "warm_start": 0.2,

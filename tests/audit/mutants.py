@@ -202,18 +202,21 @@ _CLOCKS = PoissonClocks(per_client=USES)
 _LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), per_client=USES)
 ONE_AT_A_TIME = {
     "async_learner": (AsyncLearner(loss="logistic", reg=1e-3), _CLOCKS),
-    "p2p": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5), _CLOCKS),
-    "pp_dmtl": (PPDMTL(row_norm=1.0, a1=0.05), _LATENCIES),
+    "p2p": (PeerToPeer(feature_norm=1.0, graph=Ring(), mu=0.5), _CLOCKS),
+    "pp_dmtl": (PPDMTL(feature_norm=1.0, a1=0.05), _LATENCIES),
 }
 FURTHER: dict[str, tuple[Any, Any]] = {
     "featured": (Featured(loss="logistic", reg=1e-3), _CLOCKS),
-    "subsampled": (PPDMTL(row_norm=1.0, a1=0.05, batch_rate=0.4), _LATENCIES),
-    "empty client": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0), _CLOCKS),
-    "warm start": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.3), _CLOCKS),
-    "silent past the cap": (PeerAveraging(row_norm=1.0, graph=Ring(), mu=0.5, releases=2), _CLOCKS),
+    "subsampled": (PPDMTL(feature_norm=1.0, a1=0.05, batch_rate=0.4), _LATENCIES),
+    "empty client": (PeerToPeer(feature_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0), _CLOCKS),
+    "warm start": (PeerToPeer(feature_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.3), _CLOCKS),
+    "silent past the cap": (
+        PeerAveraging(feature_norm=1.0, graph=Ring(), mu=0.5, releases=2),
+        _CLOCKS,
+    ),
     "public start": (PublicStart(loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
     "moments": (Moments(reg=1e-3), PoissonClocks(per_client=4)),
-    "simulated step": (PPDMTL(row_norm=1.0, a2="auto"), _LATENCIES),
+    "simulated step": (PPDMTL(feature_norm=1.0, a2="auto"), _LATENCIES),
 }
 _PURE = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0)
 CLOCKED = {
@@ -227,19 +230,22 @@ CLOCKED = {
 }
 _SOUND = replace(_CALIBRATED, epsilon=8.0)
 MATRICES = {
-    "symmetric": (MPMTL(row_norm=1.0, lam=0.1), _SOUND),
-    "allocated": (MPMTL(row_norm=1.0, lam=0.1, alpha=1.0, momentum="nesterov"), _SOUND),
+    "symmetric": (MPMTL(feature_norm=1.0, lam=0.1), _SOUND),
+    "allocated": (MPMTL(feature_norm=1.0, lam=0.1, alpha=1.0, momentum="nesterov"), _SOUND),
     "k-norm": (
-        MPMTL(row_norm=1.0, lam=0.1, own_penalty="l1", alpha=1.0),
+        MPMTL(feature_norm=1.0, lam=0.1, own_penalty="l1", alpha=1.0),
         replace(_SOUND, mechanism="l2_laplace"),
     ),
-    "diagonal": (MPMTL(row_norm=1.0, lam=0.1, penalty="l21"), replace(_SOUND, mechanism="laplace")),
-    "curator": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), _SOUND),
+    "diagonal": (
+        MPMTL(feature_norm=1.0, lam=0.1, penalty="l21"),
+        replace(_SOUND, mechanism="laplace"),
+    ),
+    "curator": (MPMTL(feature_norm=1.0, lam=0.1, curator_epsilon=10.0), _SOUND),
     "curator, secure": (
-        MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0),
+        MPMTL(feature_norm=1.0, lam=0.1, curator_epsilon=10.0),
         replace(_SOUND, source="secure"),
     ),
-    "logistic": (MPMTL(row_norm=1.0, lam=0.1, loss="logistic"), _SOUND),
+    "logistic": (MPMTL(feature_norm=1.0, lam=0.1, loss="logistic"), _SOUND),
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _SOUND),
     "prior": (PrivatePrior(share=0.4), replace(_SOUND, epsilon=100.0)),
     "prior, diagonal": (PrivatePrior(form="diagonal"), replace(_SOUND, epsilon=100.0)),

@@ -23,7 +23,7 @@ def test_an_accounting_that_does_not_hold_is_never_the_epsilon(
 ) -> None:
     run = replace(
         trainer_of("pp_dmtl", "clocks, l2_laplace"),
-        algorithm=PublishedPPDMTL(row_norm=1.0, a1=0.05),
+        algorithm=PublishedPPDMTL(feature_norm=1.0, a1=0.05),
     )
     refuted = [finding.check for finding in audit(run) if finding.refuted]
     assert refuted == ["transcript: public state"], "its own part moves on raw records"
@@ -41,7 +41,7 @@ def test_the_clip_of_a_published_accounting_is_measured() -> None:
     """Laplace noise on gradients that are clipped in the L2 norm: one along the diagonal has sqrt(D) times the L1 norm
     that is claimed. Everything leaves by the release, so that nothing else is refuted."""
     base = trainer_of("p2p", "clocks, laplace")
-    run = replace(base, algorithm=PublishedPeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5))
+    run = replace(base, algorithm=PublishedPeerToPeer(feature_norm=1.0, graph=Ring(), mu=0.5))
     refuted = {finding.check: finding.statistic for finding in audit(run) if finding.refuted}
     assert list(refuted) == [
         "sensitivity: gradients",
@@ -54,7 +54,7 @@ def test_settings_of_other_kinds_pass() -> None:
     base = trainer_of("async_learner", "clocks, laplace")
     budgets = {name: 1.0 + k for k, name in enumerate(base.data.ids)}
     loose = replace(CLOCKED["clocks, laplace"], clip_norm=40.0)
-    domain = AsyncLearner(reg=1e-3, theta_max=3.0, row_norm=2.0, target=1.0)
+    domain = AsyncLearner(reg=1e-3, theta_max=3.0, feature_norm=2.0, target=1.0)
     for run in (
         replace(
             base,
@@ -88,7 +88,7 @@ def test_without_noise_nothing_is_claimed() -> None:
 def trainer(configuration: str, **settings) -> Trainer:
     """Peer-to-peer learning, or averaging where ``settings`` say how often an agent releases."""
     kind = PeerAveraging if "releases" in settings else PeerToPeer
-    algorithm = kind(**{"row_norm": 1.0, "graph": Ring(), "mu": 0.5} | settings)
+    algorithm = kind(**{"feature_norm": 1.0, "graph": Ring(), "mu": 0.5} | settings)
     return replace(trainer_of("p2p", f"clocks, {configuration}"), algorithm=algorithm)
 
 

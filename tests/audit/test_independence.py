@@ -180,16 +180,16 @@ def ragged_tasks(classes: int | None, features: int = 6) -> FederatedDataset:
 
 
 LINEAR: dict[str, Callable[[], Trainer]] = {
-    "logistic": lambda: tasks(MPMTL(loss="logistic", ridge=1e-6, row_norm=50.0), 2),
+    "logistic": lambda: tasks(MPMTL(loss="logistic", ridge=1e-6, feature_norm=50.0), 2),
     "logistic, shared and own": lambda: tasks(
-        MPMTL(loss="logistic", own_penalty="l1", row_norm=1.0), 2
+        MPMTL(loss="logistic", own_penalty="l1", feature_norm=1.0), 2
     ),
-    "squared, many features": lambda: tasks(MPMTL(row_norm=1.0), None, features=70),
+    "squared, many features": lambda: tasks(MPMTL(feature_norm=1.0), None, features=70),
     "private prior": lambda: tasks(
-        PrivatePrior(loss="logistic", share=0.5, row_norm=None, scale=0.5), 2, rounds=1
+        PrivatePrior(loss="logistic", share=0.5, feature_norm=None, scale=0.5), 2, rounds=1
     ),
     "private prior, squared": lambda: tasks(
-        PrivatePrior(form="diagonal", row_norm=None, scale=0.5), None, features=70, rounds=1
+        PrivatePrior(form="diagonal", feature_norm=None, scale=0.5), None, features=70, rounds=1
     ),
     "local fit, own ridge": lambda: tasks(LocalFit(loss="squared", own_ridge=True), None),
     "local fit": lambda: tasks(LocalFit(loss="logistic", ridge=1e-6), 2),

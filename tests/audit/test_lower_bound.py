@@ -277,11 +277,11 @@ def test_activations_without_one_claim_for_all_canaries_are_refused():
     with pytest.raises(
         PrivacyError, match=r"Canaries measure a claimed epsilon, and .* has none that holds"
     ):
-        one_at_a_time("pp_dmtl", algorithm=PublishedPPDMTL(row_norm=1.0), **ACTIVATIONS).fit()
+        one_at_a_time("pp_dmtl", algorithm=PublishedPPDMTL(feature_norm=1.0), **ACTIVATIONS).fit()
     wishart = replace(AUDITED["privacy"], mechanism="wishart")
     tasks = {"data": TASKS, "model": models.linear_regression(), "loss": "auto", "privacy": wishart}
     with pytest.raises(PrivacyError, match="and mp_mtl_published has none that holds"):
-        interval(algorithm=PublishedMPMTL(row_norm=1.0, lam=0.05), **tasks)
+        interval(algorithm=PublishedMPMTL(feature_norm=1.0, lam=0.05), **tasks)
     budgets = {name: 1.0 + k for k, name in enumerate(TASKS.ids)}
     with pytest.raises(
         PrivacyError, match="Canaries join clients of one cost; give one epsilon to all clients"

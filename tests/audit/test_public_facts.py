@@ -85,31 +85,31 @@ def test_without_privacy_and_stated_bound_no_row_is_shortened(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_with_privacy_a_bound_must_be_stated(name):
-    needed = r"state no public bounds .* algorithm\.row_norm=1\.0 .*Domain\(l1="
-    for algorithm in (METHODS[name](), METHODS[name](row_norm="auto")):
+    needed = r"state no public bounds .* algorithm\.feature_norm=1\.0 .*Domain\(l1="
+    for algorithm in (METHODS[name](), METHODS[name](feature_norm="auto")):
         with pytest.raises(ConfigError, match=needed) as e:
             trainer(algorithm, dataset(), protection(name)).fit()
         assert algorithm.__class__.__name__ in str(e.value)
     with pytest.raises(
-        ConfigError, match=r"row_norm is None; with privacy .*algorithm\.row_norm=1\.0"
+        ConfigError, match=r"feature_norm is None; with privacy .*algorithm\.feature_norm=1\.0"
     ):
-        trainer(METHODS[name](row_norm=None), dataset(), protection(name)).fit()
+        trainer(METHODS[name](feature_norm=None), dataset(), protection(name)).fit()
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_auto_takes_the_bound_that_the_data_state(name, tmp_path):
     data = dataset(norm=0.9, domain=Domain(l1=2.0, l2=0.9, target=3.0))
     result = trainer(METHODS[name](), data, protection(name), folder=tmp_path / "run").fit()
-    assert result.chosen["row_norm"] == 0.9
+    assert result.chosen["feature_norm"] == 0.9
     assert result.chosen["target"] == 3.0
     assert result.bounds.records == RowBound(0.9)
     assert result.records.shortened == {"train": 0.0, "test": 0.0}
 
 
 LIMIT = 3.5
-BOUNDED = {name: make(row_norm=LIMIT) for name, make in METHODS.items()} | {
-    "async": AsyncLearner(loss="squared", row_norm=LIMIT, target=20.0, kappa=20.0, reg=1e-6),
-    "local": LocalFit(loss="squared", row_norm=LIMIT, ridge=1e-6),
+BOUNDED = {name: make(feature_norm=LIMIT) for name, make in METHODS.items()} | {
+    "async": AsyncLearner(loss="squared", feature_norm=LIMIT, target=20.0, kappa=20.0, reg=1e-6),
+    "local": LocalFit(loss="squared", feature_norm=LIMIT, ridge=1e-6),
 }
 
 
@@ -179,7 +179,7 @@ def test_a_row_bound_holds_and_leaves_shorter_rows_as_they_are(norm, dtype):
 def test_targets_of_the_squared_loss_are_cut_off_at_their_bound():
     data = dataset(norm=7.0)
     for target, largest in ((2.0, 2.0), (None, float(data.train.y.abs().max()))):
-        algorithm = MPMTL(loss="squared", row_norm=7.0, target=target)
+        algorithm = MPMTL(loss="squared", feature_norm=7.0, target=target)
         run = trainer(algorithm, data)
         assert max(float(y.abs().max()) for y in algorithm.data(run.problem()).y) == pytest.approx(
             largest

@@ -42,7 +42,7 @@ SECURE: dict[str, Any] = {"delta": DELTA, "source": "secure"}
 CLIENT = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, **SECURE)
 ADAPTIVE = QuantileClip(initial=0.7, count_noise=2.0)
 ONE_AT_A_TIME = {
-    "algorithm": PeerAveraging(row_norm=1.0, graph=Ring()),
+    "algorithm": PeerAveraging(feature_norm=1.0, graph=Ring()),
     "data": load_synthetic_tasks(tasks=4, train_examples=5, test_examples=3, features=3),
     "model": models.linear_regression(bias=False),
     "loss": "auto",
@@ -92,14 +92,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "no noise": {"privacy": ClientPrivacy(clip_norm=0.7, epsilon=math.inf)},
     "a refuted claim on clients": {
         **ONE_AT_A_TIME,
-        "algorithm": PublishedMPMTL(row_norm=1.0, lam=0.05),
+        "algorithm": PublishedMPMTL(feature_norm=1.0, lam=0.05),
         "privacy": ClientPrivacy(clip_norm=1.0, noise_multiplier=NOISE, mechanism="wishart", delta=DELTA),
         "schedule": FullParticipation(),
         "rounds": 2,
     },
     "a refuted claim on records": {
         **ONE_AT_A_TIME,
-        "algorithm": PublishedPPDMTL(row_norm=1.0, a1=0.05),
+        "algorithm": PublishedPPDMTL(feature_norm=1.0, a1=0.05),
         "privacy": RecordPrivacy(clip_norm=1.0, noise_multiplier=NOISE, mechanism="l2_laplace", **SECURE),
     },
 }  # fmt: skip

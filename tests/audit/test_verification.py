@@ -180,7 +180,7 @@ def test_an_interrupted_run_whose_agents_are_silent_past_their_caps_fits(
 ) -> None:
     """Activations of agents at their caps are charged to nobody."""
     settings = {
-        "algorithm": PeerAveraging(row_norm=1.0, graph=Ring()),
+        "algorithm": PeerAveraging(feature_norm=1.0, graph=Ring()),
         "data": load_synthetic_tasks(tasks=4, train_examples=5, test_examples=3, features=3),
         "model": models.linear_regression(bias=False),
         "loss": "auto",

@@ -145,7 +145,7 @@ def test_records_are_forced_into_the_domain():
         dtype=torch.float64,
     )
     y = torch.tensor([9.0, -9.0, 1.0, math.inf], dtype=torch.float64)
-    found = bounded_tasks(LinearData((x,), (y,), True), row_norm=0.5, target=2.0)
+    found = bounded_tasks(LinearData((x,), (y,), True), feature_norm=0.5, target=2.0)
     norms = found.x[0].norm(dim=1)
     assert (norms <= 0.5).all()
     torch.testing.assert_close(found.x[0][0], x[0] * 0.5 / x[0].norm(), rtol=1e-9, atol=0)

@@ -44,7 +44,7 @@ def neighbours(data, rng, unit, target):
         DPAggr(reg=0.02),
         DPAggr(reg=0.5),
         DPAggr(reg=0.1, radius=0.3),
-        DPAggr(reg=2.0, row_norm=0.7, target=3.0),
+        DPAggr(reg=2.0, feature_norm=0.7, target=3.0),
     ],
     ids=repr,
 )
@@ -171,7 +171,7 @@ def test_no_neighbour_moves_a_release_by_more_than_its_sensitivity(unit, radius)
     released = torch.from_numpy(rng.normal(size=(2, 4, 4)))
 
     def solve(given):
-        gram, moment = moments_of(bounded_tasks(given, row_norm=1.0, target=1.0))
+        gram, moment = moments_of(bounded_tasks(given, feature_norm=1.0, target=1.0))
         values, vectors = torch.linalg.eigh(gram)
         return settings._solve(moment, values, vectors, released, given.counts, budget)
 

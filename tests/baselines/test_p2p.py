@@ -163,7 +163,7 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     data = FederatedDataset.from_tensors(rows, classes=None if loss == "squared" else 2)
     model = models.linear_regression(bias=False)
     problem = build_problem(data, model, ProblemSettings(rounds=10**6, dtype="float64"))
-    algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss=loss, row_norm=5.0, smoothness=6.0)
+    algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss=loss, feature_norm=5.0, smoothness=6.0)
     schedule = bind_schedule(PoissonClocks(per_client=250), data)
     channel = open_channel(
         None, releases_of(algorithm, problem, schedule), schedule.describe(), seed=0

@@ -91,7 +91,7 @@ LIMIT = (
 
 
 def mean_psi(data: LinearData, epsilon: float, kappa: float = 3.0) -> float:
-    learner = AsyncLearner(reg=1e-3, theta_max=5.0, kappa=kappa, row_norm=3.0, target=3.0)
+    learner = AsyncLearner(reg=1e-3, theta_max=5.0, kappa=kappa, feature_norm=3.0, target=3.0)
     privacy = RecordPrivacy(clip_norm=LIMIT, epsilon=epsilon, delta=0.0, mechanism="laplace")
     rng = np.random.default_rng(0)
     ticks = np.repeat(np.arange(len(data.x)), 8)

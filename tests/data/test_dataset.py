@@ -369,7 +369,7 @@ def test_an_impossible_test_fraction_is_refused(fraction):
         FederatedDataset.from_tensors(bad()["clients"], test_fraction=fraction)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), MPMTL(row_norm=None)])
+@pytest.mark.parametrize("algorithm", [FedAvg(), MPMTL(feature_norm=None)])
 def test_a_run_whose_clients_all_train_refuses_one_without_training_examples(algorithm):
     train, test = (
         Examples(X, Y.float(), torch.tensor(offsets)) for offsets in ([0, 4, 4], [0, 2, 4])

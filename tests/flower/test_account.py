@@ -167,7 +167,7 @@ def questions(
     if kind == "records":
         trainer = protected("pmtl", source=source)
     else:
-        algorithm = MPMTL(row_norm=1.0, lam=0.05, curator_epsilon=5.0)
+        algorithm = MPMTL(feature_norm=1.0, lam=0.05, curator_epsilon=5.0)
         privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source=source)
         settings = {"algorithm": algorithm, "schedule": FullParticipation(), "privacy": privacy}
         trainer = replace(trainer_of("mp_mtl"), **settings)

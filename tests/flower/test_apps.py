@@ -401,7 +401,7 @@ def test_a_client_that_is_away_moves_the_count_of_an_adaptive_clip_by_a_half(
 
 def test_noise_against_the_server_is_added_on_the_node(tmp_path: Path) -> None:
     """The rows that leave differ from those of a run without it by the noise that the trainer adds in one process."""
-    algorithm = MPMTL(row_norm=1.0, lam=0.05, curator_epsilon=5.0)
+    algorithm = MPMTL(feature_norm=1.0, lam=0.05, curator_epsilon=5.0)
     expected, found, _ = beside_trainer(
         replace(trainer_of("mp_mtl"), algorithm=algorithm), tmp_path, 1e-10
     )

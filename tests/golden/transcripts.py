@@ -28,7 +28,7 @@ _STEPS = (
     f"algorithm=async_learner {_TASKS} data.structure=low_rank data.deviation=0 data.public_examples=0 rounds=40 "
     "algorithm.reg=1e-5 schedule.per_client=10"
 )
-_PP_DMTL = f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedule.per_client=6 privacy.clip_norm=1.0"
+_PP_DMTL = f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.feature_norm=1.0 schedule.per_client=6 privacy.clip_norm=1.0"
 _PUBLISHED_P2P = f"algorithm=p2p {_AGENTS} algorithm.mu=0.1 schedule.per_client=10"
 RUNS = {
     "pmtl": f"algorithm=pmtl {_DIGITS} algorithm.local.epochs=2",
@@ -47,9 +47,9 @@ RUNS = {
         f"{_DIGITS} algorithm=pmtl algorithm.lam=0 privacy=record privacy.mechanism=laplace privacy.epsilon=20"
     ),
     "fedavg, no privacy": f"{_DIGITS.replace('privacy.delta=1e-5', 'privacy=none')} algorithm=fedavg finetune=none",
-    "mp_mtl": f"{_MP_MTL} {_TASKS} rounds=4 algorithm.row_norm=1.0 algorithm.start_ridge=0.1",
+    "mp_mtl": f"{_MP_MTL} {_TASKS} rounds=4 algorithm.feature_norm=1.0 algorithm.start_ridge=0.1",
     "mp_mtl, squared loss, P + Q, curator": (
-        f"{_MP_MTL} {_TASKS} rounds=4 algorithm.row_norm=1.0 data.problem=regression algorithm.loss=squared "
+        f"{_MP_MTL} {_TASKS} rounds=4 algorithm.feature_norm=1.0 data.problem=regression algorithm.loss=squared "
         "algorithm.penalty=l21 algorithm.own_penalty=l2 algorithm.momentum=nesterov algorithm.curator_epsilon=5"
     ),
     "mp_mtl_layers": (
@@ -74,7 +74,7 @@ RUNS = {
         "schedule.per_client=1 privacy.mechanism=l2_laplace privacy.delta=0 privacy.epsilon=40"
     ),
     "async_learner, sufficient statistics": (
-        f"{_STEPS} data.problem=regression algorithm.row_norm=2.0 algorithm.target=2.0 privacy.clip_norm=300 "
+        f"{_STEPS} data.problem=regression algorithm.feature_norm=2.0 algorithm.target=2.0 privacy.clip_norm=300 "
         "privacy.mechanism=laplace privacy.delta=0"
     ),
     "p2p": f"{_PUBLISHED_P2P} rounds=60 algorithm.allocation=optimal",
@@ -83,7 +83,7 @@ RUNS = {
     ),
     "p2p, repetitions": f"{_PUBLISHED_P2P} rounds=40 replicates=3 epsilons=[1,10]",
     "peer_averaging": f"algorithm=peer_averaging {_AGENTS} rounds=60",
-    "mp_mtl, repetitions": f"{_MP_MTL} {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
+    "mp_mtl, repetitions": f"{_MP_MTL} {_TASKS} rounds=3 algorithm.feature_norm=1.0 replicates=2 epsilons=[1,10]",
 }
 
 

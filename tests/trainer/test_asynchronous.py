@@ -63,14 +63,18 @@ CASES = {
         "privacy": LAPLACE,
     },
     "moments": {"algorithm": Moments(), "schedule": CLOCKS, "privacy": LAPLACE},
-    "pp_dmtl": {"algorithm": PPDMTL(row_norm=1.0), "schedule": LATENCIES, "privacy": L2_LAPLACE},
+    "pp_dmtl": {
+        "algorithm": PPDMTL(feature_norm=1.0),
+        "schedule": LATENCIES,
+        "privacy": L2_LAPLACE,
+    },
     "pp_dmtl, chosen step": {
-        "algorithm": PPDMTL(row_norm=1.0, a2="auto"),
+        "algorithm": PPDMTL(feature_norm=1.0, a2="auto"),
         "schedule": LATENCIES,
         "privacy": L2_LAPLACE,
     },
     "p2p": {
-        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
+        "algorithm": PeerToPeer(feature_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
         "schedule": CLOCKS,
         "privacy": replace(LAPLACE, mechanism="gaussian", delta=1e-5),
     },
@@ -180,7 +184,7 @@ FEW_CASES = ("learner", "pp_dmtl", "p2p")
 BY_CLIENT = {"schedule": FullParticipation(), "privacy": ClientPrivacy(clip_norm=1.0, epsilon=9.0)}
 ROUNDS = {
     "mp_mtl": {
-        "algorithm": MPMTL(row_norm=1.0, loss="logistic", lam=0.1),
+        "algorithm": MPMTL(feature_norm=1.0, loss="logistic", lam=0.1),
         "rounds": 20,
         **BY_CLIENT,
     },

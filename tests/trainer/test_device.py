@@ -128,7 +128,11 @@ def test_a_run_on_a_gpu_gives_the_numbers_of_the_cpu(case: str) -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [MPMTL(row_norm=1.0), PPDMTL(loss="squared", row_norm=1.0), PrivatePrior(row_norm=1.0)],
+    [
+        MPMTL(feature_norm=1.0),
+        PPDMTL(loss="squared", feature_norm=1.0),
+        PrivatePrior(feature_norm=1.0),
+    ],
 )
 def test_methods_in_numpy_are_on_the_cpu_whatever_the_device(algorithm: Any) -> None:
     schedule = PoissonClocks(activations=10) if algorithm.one_at_a_time else FullParticipation()

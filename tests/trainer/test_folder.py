@@ -415,7 +415,7 @@ def test_a_loaded_result_is_the_result(tmp_path: Path, given: dict[str, Any]) ->
 TASKS = load_data("synthetic_tasks", tasks=6, features=5, train_examples=20, seed=1)
 LINEAR: dict[str, dict[str, Any]] = {
     "pp_dmtl": {
-        "algorithm": PPDMTL(loss="squared", row_norm=5.0, target=5.0, smoothness=2.0),
+        "algorithm": PPDMTL(loss="squared", feature_norm=5.0, target=5.0, smoothness=2.0),
         "schedule": PoissonClocks(per_client=4),
         "rounds": 24,
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=3.0),

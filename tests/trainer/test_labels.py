@@ -147,7 +147,7 @@ def test_with_noise_targets_do_not_decide_whether_there_are_classes(
     rows["a"][1][1] = label
     data = FederatedDataset.from_tensors(rows, classes=None)
     algorithm = (
-        MPMTL(loss="logistic", lam=0.01, row_norm=1.0)
+        MPMTL(loss="logistic", lam=0.01, feature_norm=1.0)
         if loss == "auto"
         else FedAvg(local=LocalSGD(lr=0.1))
     )

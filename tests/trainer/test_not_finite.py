@@ -246,31 +246,31 @@ LOUD = ClientPrivacy(clip_norm=1.0, epsilon=1e4, delta=1e-5)
 LOCAL = LocalSGD(lr=0.1, batch_size=4)
 
 LINEAR = {
-    "mp_mtl": (lambda loss: MPMTL(loss=loss, row_norm=1.0), CLIP),
+    "mp_mtl": (lambda loss: MPMTL(loss=loss, feature_norm=1.0), CLIP),
     "mp_mtl, P + Q, curator": (
         lambda loss: MPMTL(
-            loss=loss, row_norm=1.0, own_penalty="l2", penalty="l21", curator_epsilon=5.0
+            loss=loss, feature_norm=1.0, own_penalty="l2", penalty="l21", curator_epsilon=5.0
         ),
         CLIP,
     ),
-    "private_prior": (lambda loss: PrivatePrior(loss=loss, share=0.3, row_norm=None), CLIP),
+    "private_prior": (lambda loss: PrivatePrior(loss=loss, share=0.3, feature_norm=None), CLIP),
     "private_prior, diagonal": (
         lambda loss: PrivatePrior(loss=loss, form="diagonal", own_ridge=False),
         CLIP,
     ),
-    "pp_dmtl": (lambda loss: PPDMTL(loss=loss, row_norm=1.0, a1=0.1), RECORD),
-    "pp_dmtl, l1": (lambda loss: PPDMTL(loss=loss, row_norm=1.0, own_penalty="l1"), RECORD),
-    "shared_directions": (lambda loss: SharedDirections(loss=loss, row_norm=1.0), RECORD),
-    "p2p": (lambda loss: PeerToPeer(graph=Ring(), loss=loss, row_norm=1.0), RECORD),
+    "pp_dmtl": (lambda loss: PPDMTL(loss=loss, feature_norm=1.0, a1=0.1), RECORD),
+    "pp_dmtl, l1": (lambda loss: PPDMTL(loss=loss, feature_norm=1.0, own_penalty="l1"), RECORD),
+    "shared_directions": (lambda loss: SharedDirections(loss=loss, feature_norm=1.0), RECORD),
+    "p2p": (lambda loss: PeerToPeer(graph=Ring(), loss=loss, feature_norm=1.0), RECORD),
     "peer_averaging": (
-        lambda loss: PeerAveraging(graph=Ring(), loss=loss, row_norm=1.0, refine=0.1),
+        lambda loss: PeerAveraging(graph=Ring(), loss=loss, feature_norm=1.0, refine=0.1),
         RECORD,
     ),
     "proximal_point": (lambda loss: ProximalPoint(), CLIP),
     "async, clip": (lambda loss: AsyncLearner(loss=loss), RECORD),
     "async, moments": (lambda loss: Moments(), RECORD),
     "async, bounded rows": (
-        lambda loss: AsyncLearner(loss=loss, row_norm=1.0, theta_max=1.0),
+        lambda loss: AsyncLearner(loss=loss, feature_norm=1.0, theta_max=1.0),
         RecordPrivacy(clip_norm=4.0, epsilon=5.0, delta=1e-5),
     ),
 }

@@ -316,7 +316,7 @@ def test_what_cannot_be_finetuned_is_refused() -> None:
         trainer(algorithm=Local(local=SOLVER), finetune=replace(FINETUNE, start="shared")).fit()
     with pytest.raises(ConfigError, match="loss of its own"):
         trainer(
-            algorithm=PPDMTL(row_norm=1.0),
+            algorithm=PPDMTL(feature_norm=1.0),
             schedule=PoissonClocks(per_client=2),
             privacy=None,
             finetune=FINETUNE,

@@ -502,7 +502,7 @@ def test_what_needs_one_process_says_so() -> None:
     ):
         processes(trainer(CASES["mp_mtl"] | two, Path()), SimpleNamespace(ranks=Ranks(0, 3)))
     clocks = {
-        "algorithm": PPDMTL(row_norm=1.0),
+        "algorithm": PPDMTL(feature_norm=1.0),
         "schedule": PoissonClocks(per_client=3),
         "privacy": None,
     }

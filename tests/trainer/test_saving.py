@@ -63,7 +63,7 @@ def test_the_counts_of_a_checkpoint_are_those_of_the_first_rank_alone():
 
 def test_rows_are_bounded_for_training_and_for_scores():
     asked = trainer(
-        algorithm=AsyncLearner(row_norm=1.0),
+        algorithm=AsyncLearner(feature_norm=1.0),
         data=regression(3),
         model=models.linear_regression(bias=False),
         schedule=PoissonClocks(per_client=2),

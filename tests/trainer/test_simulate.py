@@ -61,7 +61,7 @@ def test_the_steps_are_those_of_a_run(name: str) -> None:
 
 def test_activations_come_in_blocks() -> None:
     settings = trainer(
-        algorithm=PPDMTL(row_norm=1.0),
+        algorithm=PPDMTL(feature_norm=1.0),
         data=load_data("synthetic_tasks", tasks=4),
         model=models.linear_regression(bias=False),
         schedule=PoissonClocks(per_client=3),
@@ -77,7 +77,7 @@ def test_activations_come_in_blocks() -> None:
     assert last.epsilon == found.epsilon
 
 
-@pytest.mark.parametrize("algorithm", [AsyncLearner(), PPDMTL(row_norm=1.0)])
+@pytest.mark.parametrize("algorithm", [AsyncLearner(), PPDMTL(feature_norm=1.0)])
 def test_the_models_of_a_step_stay_as_they_were(algorithm) -> None:
     settings = trainer(
         algorithm=algorithm,
@@ -118,7 +118,7 @@ def test_a_loop_that_is_left_has_spent_less_and_closes_the_channel() -> None:
 def test_the_epsilon_of_a_step_holds_for_all_clients_and_budgets() -> None:
     """After one activation one client has spent something, and the others nothing."""
     settings = trainer(
-        algorithm=PPDMTL(row_norm=1.0),
+        algorithm=PPDMTL(feature_norm=1.0),
         data=load_data("synthetic_tasks", tasks=4),
         model=models.linear_regression(bias=False),
         schedule=PoissonClocks(per_client=3),

@@ -149,7 +149,7 @@ class Study:
             ],
             "PP-SGD": [(PPSGD(ratio=ratio, local=self.solver), None) for ratio in (0.1, 0.3, 1.0)],
         }
-        rows: dict[str, Any] = {"loss": "squared", "row_norm": "auto", "target": "auto"}
+        rows: dict[str, Any] = {"loss": "squared", "feature_norm": "auto", "target": "auto"}
         if self.name == "school":
             rows["ridge"] = 0.055
             own["MP-MTL"] = [(MPMTL(rho=rho, **rows), None) for rho in (1.5, 0.5, 0.2)]

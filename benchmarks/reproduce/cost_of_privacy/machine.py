@@ -21,7 +21,7 @@ from fedmtl.data.readers.adult import read_adult
 
 COMPONENTS, BOUND = 10, 12.0
 XI = BOUND + 1
-LEARNER = AsyncLearner(loss="hinge", reg=5e-6, theta_max=10.0, row_norm=XI)
+LEARNER = AsyncLearner(loss="hinge", reg=5e-6, theta_max=10.0, feature_norm=XI)
 EPSILONS = tuple(0.1 * 2.0**k for k in range(9))  # 0.1 .. 25.6
 SIZES, DEALS, RUNS = (250, 500, 1000, 2000, 4000, 8000, 15_000), 3, 50
 VALUE_OWNERS = {100: (3, 10, 30), 500: (3, 10, 30)}

@@ -89,7 +89,7 @@ def published(
 ) -> Tensor:
     """MP-MTL, ten releases with sound noise."""
     algorithm = MPMTL(
-        row_norm=1.0, ridge=setup.ridge, alpha=0.0, penalty=chosen["penalty"], rho=chosen["rho"],
+        feature_norm=1.0, ridge=setup.ridge, alpha=0.0, penalty=chosen["penalty"], rho=chosen["rho"],
         lam=chosen["lam"] * setup.clip,
     )  # fmt: skip
     return run(algorithm, data, epsilons, repetitions, clip=setup.clip, seed=seed).models
@@ -105,7 +105,7 @@ def prior(
 ) -> Tensor:
     """The private prior; with share 0, MP-MTL in one release."""
     problem = problem_of(data, seed)
-    algorithm = PrivatePrior(row_norm=1.0, ridge=setup.ridge, scale=1.0, **chosen)
+    algorithm = PrivatePrior(feature_norm=1.0, ridge=setup.ridge, scale=1.0, **chosen)
     state, count = None, len(epsilons) * repetitions
     channel = open_one(problem, algorithm.plan, epsilons, repetitions, 1.0, seed)
     state = algorithm.init(problem, count)

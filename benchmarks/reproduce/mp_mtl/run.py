@@ -77,7 +77,7 @@ def method(setup: Setup, penalty: str = "nuclear", **options: Any) -> MPMTL:
         "momentum": "none",
         "alpha": 0.0,
     }
-    return MPMTL(row_norm=1.0, penalty=penalty, **{**settings, **options})  # type: ignore[arg-type]
+    return MPMTL(feature_norm=1.0, penalty=penalty, **{**settings, **options})  # type: ignore[arg-type]
 
 
 def sources(count: int, seed: int) -> list[SeededSource]:
@@ -341,7 +341,7 @@ def heat(setup: Setup, scale: str) -> list[Row]:
              for part in (slice(0, 30), slice(30, 60))]  # fmt: skip
     data = FederatedDataset(sides[0], sides[1], tuple(map(str, range(10))), classes=None)
     leak = run(
-        MPMTL(row_norm=1.0, lam=0.5, rho=0.0, ridge=1e-3),
+        MPMTL(feature_norm=1.0, lam=0.5, rho=0.0, ridge=1e-3),
         data,
         (math.inf,),
         1,
@@ -349,7 +349,7 @@ def heat(setup: Setup, scale: str) -> list[Row]:
         rounds=50,
     )
     kept = run(
-        MPMTL(row_norm=1.0, lam=0.5, rho=RHO, ridge=1e-3), data, (1.0,), 1, clip=1.0, rounds=10
+        MPMTL(feature_norm=1.0, lam=0.5, rho=RHO, ridge=1e-3), data, (1.0,), 1, clip=1.0, rounds=10
     )
     rows: list[Row] = [{"figure": 2, "true": true.tolist(), "leak": leak.models[0].tolist(),
                         "protected": kept.models[0].tolist()}]  # fmt: skip

@@ -58,7 +58,7 @@ def ten(
     found = []
     for part in ((epsilon,) for epsilon in epsilons) if curator else (tuple(epsilons),):
         own = {"curator_epsilon": part[0], "curator_delta": DELTA} if curator else {}
-        algorithm = kind(row_norm=1.0, ridge=setup.ridge, alpha=0.0, **settings, **own, **fixed)
+        algorithm = kind(feature_norm=1.0, ridge=setup.ridge, alpha=0.0, **settings, **own, **fixed)
         found.append(
             run(
                 algorithm, data, part, repetitions, clip=setup.clip, seed=seed, **dict(options)

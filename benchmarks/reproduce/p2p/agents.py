@@ -45,7 +45,7 @@ def peers(
     given = agents(p, seed)
     graph, bound = TargetAngles(seed).build(given), given.domain.l2
     return kind(
-        graph=graph, mu=mu, loss="logistic", row_norm=bound, smoothness=SMOOTHNESS, **settings
+        graph=graph, mu=mu, loss="logistic", feature_norm=bound, smoothness=SMOOTHNESS, **settings
     )
 
 

@@ -32,7 +32,7 @@ EPSILONS = (1.0, 0.5, 0.1)
 
 def peers(data: FederatedDataset, graph: Graph, smoothness: float = SMOOTHNESS) -> PeerToPeer:
     return PeerToPeer(
-        graph=graph, mu=MU, loss="squared", row_norm=data.domain.l2, smoothness=smoothness
+        graph=graph, mu=MU, loss="squared", feature_norm=data.domain.l2, smoothness=smoothness
     )
 
 

@@ -50,7 +50,7 @@ def trained(
     """Return the learner, with ``options`` of it, and the state at the end; ``epsilon`` is each task's total."""
     mechanism, answers, lam = training
     privacy = RecordPrivacy(clip_norm=CLIP, epsilon=epsilon, mechanism=mechanism, delta=DELTA)
-    learner = PPDMTL(row_norm=1.0, lam=lam, a2=1.6, smoothness=SMOOTHNESS, **options)
+    learner = PPDMTL(feature_norm=1.0, lam=lam, a2=1.6, smoothness=SMOOTHNESS, **options)
     schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), per_client=answers)
     ((_, _, state),) = run(
         own, learner, schedule, privacy, at=[TASKS * answers], replicates=runs, seed=seed
@@ -65,7 +65,7 @@ def errors(
     tau, across = refinement
     last = replace(learner, refine_tau=tau)
     if across is not None:
-        last = SharedDirections(row_norm=1.0, refine_tau=tau, refine_across=across)
+        last = SharedDirections(feature_norm=1.0, refine_tau=tau, refine_across=across)
     models = last.models(own.problem, state, torch.arange(TASKS))
     return own.errors(models).mean(0)
 

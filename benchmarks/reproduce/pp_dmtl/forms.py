@@ -58,7 +58,7 @@ def claimed_delta(answers: int = 100, runs: int = 10) -> str:
     for the clip of 4 of run.py, since it is 2 (C_3 + 1) there."""
     own, lines, most = tasks("regression", 0), [], CLIP["regression"] / 2 - 1
     algorithm = PublishedPPDMTL(
-        row_norm=1.0, loss="squared", a1=A1, a2=A2, lam=LAM, tau=TAU["regression"],
+        feature_norm=1.0, loss="squared", a1=A1, a2=A2, lam=LAM, tau=TAU["regression"],
         delay=4 * TASKS, smoothness=own.curvature,
     )  # fmt: skip
     schedule = Latencies(

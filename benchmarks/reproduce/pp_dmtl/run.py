@@ -76,7 +76,7 @@ def published(kind: Kind, answers: int, runs: int) -> list[Row]:
     """Algorithm 1 as printed, under epsilons of one iteration (epsilon_1 = epsilon_2 = epsilon)."""
     own, tau = tasks(kind, 0), TAU[kind]
     algorithm = PublishedPPDMTL(
-            row_norm=1.0,
+            feature_norm=1.0,
         loss=own.loss.name, a1=A1, a2=A2, lam=LAM, tau=tau,
         delay=4 * TASKS, smoothness=own.curvature,
     )  # type: ignore[arg-type]  # fmt: skip
@@ -146,7 +146,9 @@ def sound_run(
 ) -> Tensor:
     """P (R, T, d) after the run; ``epsilon`` is each task's total."""
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, mechanism="l2_laplace", delta=DELTA)
-    algorithm = PPDMTL(row_norm=1.0, lam=setting["lam"], a2=setting["a2"], smoothness=SMOOTHNESS)
+    algorithm = PPDMTL(
+        feature_norm=1.0, lam=setting["lam"], a2=setting["a2"], smoothness=SMOOTHNESS
+    )
     schedule = kind(
         latency=RandomLatency("uniform", {"scale": SLOWEST}), per_client=setting["answers"]
     )
@@ -257,7 +259,7 @@ def waiting() -> list[Row]:
                     table.activations(0, 0, table.steps, replicates=WAIT_RUNS).client
                 )
                 algorithm = PublishedPPDMTL(
-            row_norm=1.0,
+            feature_norm=1.0,
                     lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, a2=A2 if steps == "equal" else None, delay=delay,
                     smoothness=own.curvature,
                 )  # fmt: skip

@@ -45,7 +45,7 @@ def seconds(stragglers: int, server: str, rule: str, seed: int) -> Score:
     problem = replace(own.problem, seed=seed)
     bound = bind_schedule(schedule, problem.data)
     algorithm = PublishedPPDMTL(
-        row_norm=1.0, lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, smoothness=own.curvature, a2="auto",
+        feature_norm=1.0, lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, smoothness=own.curvature, a2="auto",
     )  # fmt: skip
     if rule == "simulated":
         algorithm = algorithm.resolve_auto(problem, bound, [None])

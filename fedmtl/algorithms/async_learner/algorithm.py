@@ -95,7 +95,7 @@ class AsyncLearner(CentralLearner):
             :class:`~fedmtl.algorithms.linear.data.LinearLoss`. A squared loss whose gradients are
             clipped at C is a Huber loss, quadratic in a residual up to C / (2 ||x||).
         reg: g = reg ||theta||^2 (the bias included), above 0; sigma = 2 reg.
-        theta_max, row_norm, target: as for :class:`~.central.CentralLearner`.
+        theta_max, feature_norm, target: as for :class:`~.central.CentralLearner`.
         step_size: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N +
             1) / (2 T), for which the mean of the N + 1 models moves by kappa / 2 over a run, in
             units of gradient flow.

@@ -30,16 +30,16 @@ class CentralLearner(OneAtATime):
     Args:
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        row_norm: a public bound on the L1 norm of a record's features (the 1 of a bias stays), to
-            which they are scaled down in training and wherever the models are used. ``"auto"``: the
-            bound that the data state, if any. None: features stay as they are.
+        feature_norm: a public bound on the L1 norm of a record's features (the 1 of a bias stays),
+            to which they are scaled down in training and wherever the models are used. ``"auto"``:
+            the bound that the data state, if any. None: features stay as they are.
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off;
             likewise.
     """
 
     reg: Positive = 1e-5
     theta_max: Positive = 10.0
-    row_norm: Positive | Literal["auto"] | None = None
+    feature_norm: Positive | Literal["auto"] | None = None
     target: Positive | Literal["auto"] | None = None
 
     norm = "l1"
@@ -71,7 +71,7 @@ class CentralLearner(OneAtATime):
             loss=self.loss,  # type: ignore[arg-type]
             ridge=ridge,
             theta_max=self.theta_max,
-            row_norm=self.row_norm,
+            feature_norm=self.feature_norm,
             norm=self.norm,  # type: ignore[arg-type]
             target=self.target,
         )

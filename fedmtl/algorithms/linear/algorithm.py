@@ -33,8 +33,8 @@ class LinearAlgorithm(Algorithm):
     """A method for linear models with public bounds on records.
 
     Args:
-        row_norm: bound on the norm of a record's features; ``"auto"``: the one that the data state;
-            None: no bound.
+        feature_norm: bound on the norm of a record's features; ``"auto"``: the one that the data
+            state; None: no bound.
         target: bound on abs(y) of the squared loss; ``"auto"`` and None likewise.
 
     Attributes:
@@ -42,7 +42,7 @@ class LinearAlgorithm(Algorithm):
         needs_row_bound: True if privacy needs a bound on rows, because the step sizes rest on one.
     """
 
-    row_norm: Positive | Literal["auto"] | None = "auto"
+    feature_norm: Positive | Literal["auto"] | None = "auto"
     target: Positive | Literal["auto"] | None = "auto"
 
     on_host = True
@@ -78,22 +78,22 @@ class LinearAlgorithm(Algorithm):
         # None among the settings of several runs is one without privacy
         private = any(settings is not None for settings in privacy)
         if rows is None and self.needs_row_bound and private:
-            given = f"{type(self).__name__}.row_norm is {self.row_norm!r}"
-            if self.row_norm == "auto":
+            given = f"{type(self).__name__}.feature_norm is {self.feature_norm!r}"
+            if self.feature_norm == "auto":
                 given += ", and the data state no public bounds on their records"
             raise ConfigError(
                 f"{given}; with privacy the step sizes rest on a public bound on rows. Give a "
-                "number, as algorithm.row_norm=1.0 (features of larger norm are scaled down to "
+                "number, as algorithm.feature_norm=1.0 (features of larger norm are scaled down to "
                 "it), or 'auto' and bounds that the data state: "
                 "dataclasses.replace(data, domain=Domain(l1=..., l2=..., target=...))."
             )
-        row_norm = None
+        feature_norm = None
         if rows is not None:
-            row_norm = rows.bound
+            feature_norm = rows.bound
         largest = None
         if target < math.inf:
             largest = target
-        return replace(self, row_norm=row_norm, target=largest)
+        return replace(self, feature_norm=feature_norm, target=largest)
 
     def bounds(self, domain: Domain | None) -> tuple[RowBound | None, float]:
         """Returns the bounds on records.
@@ -111,7 +111,7 @@ class LinearAlgorithm(Algorithm):
         if domain is not None:
             stated_norm = getattr(domain, self.norm)
             stated_target = domain.target
-        norm = _bound(self.row_norm, stated_norm)
+        norm = _bound(self.feature_norm, stated_norm)
         target = math.inf
         if self.loss not in TWO_CLASS_LOSSES:
             target = _bound(self.target, stated_target)
@@ -154,7 +154,7 @@ class LinearAlgorithm(Algorithm):
     def largest_row(self, problem: Problem) -> float:
         """Returns B, the bound on the L2 norm of a whole row, with the 1 of a bias.
 
-        Without ``row_norm`` it is the largest norm of the training records; only runs without
+        Without ``feature_norm`` it is the largest norm of the training records; only runs without
         privacy get there.
 
         Args:

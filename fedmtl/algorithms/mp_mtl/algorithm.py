@@ -36,7 +36,7 @@ column of it, and neither of the two penalties can be computed from it by tasks 
 models. The protected unit is a task with its model and all its data, the observers are the other
 tasks and the public.
 
-    Trainer(algorithm=MPMTL(lam=0.1, row_norm=1.0, target=3.0), data=data,
+    Trainer(algorithm=MPMTL(lam=0.1, feature_norm=1.0, target=3.0), data=data,
             model=models.linear_regression(bias=False), schedule=FullParticipation(),
             privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()
 
@@ -107,10 +107,10 @@ class MPMTL(TaskAlgorithm):
         alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by
             the utility bound.
         start_ridge: of W^(0), each task's own ridge fit. ``None``: ``ridge``, or 0.01 if that is 0.
-        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to
-            it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``: the
-            bound that the data state. If they state none, a run without privacy leaves all rows as
-            they are, and one with privacy is refused. None: no bound, without privacy only.
+        feature_norm: B, a public bound on the L2 norm of a record's features, which are scaled down
+            to it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``:
+            the bound that the data state. If they state none, a run without privacy leaves all rows
+            as they are, and one with privacy is refused. None: no bound, without privacy only.
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off.
             ``"auto"``: that of the data, if they state one. None: 2^40.
         curator_epsilon: total epsilon of a task's data, and so of each of its records, against the
@@ -336,7 +336,10 @@ class MPMTL(TaskAlgorithm):
     def local_baseline(self) -> LocalFit:
         """Returns the tasks' own fits W^(0), with which a run starts."""
         return LocalFit(
-            loss=self.loss, ridge=self._start_ridge, row_norm=self.row_norm, target=self.target
+            loss=self.loss,
+            ridge=self._start_ridge,
+            feature_norm=self.feature_norm,
+            target=self.target,
         )
 
     def objective(self, problem: Problem, state: State) -> Tensor:

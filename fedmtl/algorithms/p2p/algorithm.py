@@ -27,7 +27,7 @@ c_i, lambda_i and alpha; L_i^loc is a bound of the domain. Theorem 1 of the pape
 for a bound in another norm than that noise needs (:mod:`fedmtl.contrib.published.p2p`). There is no
 server: ``server_update`` is the waking agent's step, a function of the release and public values.
 
-    Trainer(algorithm=PeerToPeer(graph=Ring(), mu=0.5, loss="squared", row_norm=1.0), data=data,
+    Trainer(algorithm=PeerToPeer(graph=Ring(), mu=0.5, loss="squared", feature_norm=1.0), data=data,
             model=models.linear_regression(bias=False), schedule=PoissonClocks(per_client=10),
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=999).fit()
 
@@ -77,10 +77,10 @@ class PeerToPeer(OneAtATime):
         loss: ``"logistic"``, or ``"squared"``: (theta.x - y)^2, without 1/2.
         lam: lambda_i of every agent, above 0; ``"inverse"``: 1 / m_i, as in the paper's
             experiments.
-        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to
-            it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``: the
-            bound that the data state. If they state none, a run without privacy leaves all rows as
-            they are, and one with privacy is refused. None: no bound, without privacy only.
+        feature_norm: B, a public bound on the L2 norm of a record's features, which are scaled down
+            to it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``:
+            the bound that the data state. If they state none, a run without privacy leaves all rows
+            as they are, and one with privacy is refused. None: no bound, without privacy only.
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off.
             ``"auto"``: that of the data, if they state one. None: 2^40.
         smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the

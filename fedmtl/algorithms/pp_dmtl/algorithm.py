@@ -38,7 +38,7 @@ calibrated.
 :class:`~fedmtl.contrib.shared_directions.SharedDirections`, which is not in the paper, fits q_t
 otherwise.
 
-    Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
+    Trainer(algorithm=PPDMTL(loss="squared", feature_norm=1.0, target=3.0), data=data,
             model=models.linear_regression(bias=False),
             schedule=Latencies(latency=1.0, per_client=6),
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=10.0), rounds=999).fit()
@@ -94,10 +94,10 @@ class PPDMTL(OneAtATime):
             that of the domain, B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the
             largest norm of a row. A smaller one must be public knowledge; only stability rests on
             it.
-        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to
-            it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``: the
-            bound that the data state. If they state none, a run without privacy leaves all rows as
-            they are, and one with privacy is refused. None: no bound, without privacy only.
+        feature_norm: B, a public bound on the L2 norm of a record's features, which are scaled down
+            to it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``:
+            the bound that the data state. If they state none, a run without privacy leaves all rows
+            as they are, and one with privacy is refused. None: no bound, without privacy only.
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off.
             ``"auto"``: that of the data, if they state one. None: 2^40.
         penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2
@@ -338,7 +338,9 @@ class PPDMTL(OneAtATime):
         ridge = self.refine_tau or self.tau or 0.01
         if self.loss == "squared":
             ridge /= 2  # the loss here has no 1/2, that of the fit has
-        return LocalFit(loss=self.loss, ridge=ridge, row_norm=self.row_norm, target=self.target)
+        return LocalFit(
+            loss=self.loss, ridge=ridge, feature_norm=self.feature_norm, target=self.target
+        )
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Returns the objective of equation (2) on the training records, (R,) float64.
