@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CHECKS": "release_suite",
     "Claim": "claim",
-    "ReleaseClaims": "claims",
+    "ReleaseClaims": "release_claims",
     "Clocks": "setup",
     "Effort": "release_suite",
     "Finding": "findings",
