@@ -199,7 +199,7 @@ class Ranks:
         if self.begins:
             dist.destroy_process_group()
 
-    def owners(self, work: Tensor) -> Tensor:
+    def assigned(self, work: Tensor) -> Tensor:
         """Returns the rank of every client, int64 (n,). No number of a run depends on it.
 
         Clients are dealt out back and forth in the order of their work, so that the ranks have
@@ -210,9 +210,9 @@ class Ranks:
         """
         order = torch.argsort(work, descending=True, stable=True)
         there_and_back = torch.cat([torch.arange(self.size), torch.arange(self.size).flip(0)])
-        owner = torch.empty(len(work), dtype=torch.int64)
-        owner[order] = there_and_back.repeat(len(work) // (2 * self.size) + 1)[: len(work)]
-        return owner
+        rank_of = torch.empty(len(work), dtype=torch.int64)
+        rank_of[order] = there_and_back.repeat(len(work) // (2 * self.size) + 1)[: len(work)]
+        return rank_of
 
     def sum(self, values: Tensor) -> Tensor:
         """Returns the sum over ranks at rank 0; ignore it on others.

@@ -70,7 +70,7 @@ class APFL(SharedModel):
     title = "APFL"
     colour = "#b8860b"
     own_starts = True
-    keeps = True
+    keeps_models = True
 
     def fields(self, problem: Problem) -> Fields:
         """Adds each client's ``alpha`` to its personal model: one number."""

@@ -128,7 +128,7 @@ class ClusteredPMTL(SharedModels):
     name = "clustered_pmtl"
     title = "Clustered PMTL"
     colour = "#4a8fd0"
-    keeps = True
+    keeps_models = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.clusters, Mapping):

@@ -57,7 +57,7 @@ class Ditto(SharedModel):
     title = "Ditto"
     colour = "#7a4fa3"
     own_starts = True
-    keeps = True
+    keeps_models = True
     trainings = 2
 
     def local_update(self, c: ClientBatch) -> tuple[Tensor, ClientStates]:

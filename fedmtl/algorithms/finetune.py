@@ -73,7 +73,7 @@ class Personalization(Checked, ABC):
         """Returns the settings in words."""
 
     @abstractmethod
-    def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+    def personalize(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         """Returns the models (k, D) at the end of :meth:`train`, with the weights of the parts.
 
         The weights of the :attr:`parts` follow the parameters, (k, D + parts). A model that has
@@ -156,25 +156,25 @@ class Personalization(Checked, ABC):
         Returns:
             (k, D).
         """
-        reached = self.reached(problem, start, clients)[:, : problem.dimension]
-        models, _ = settled(reached, start)
+        models = self.personalized(problem, start, clients)[:, : problem.dimension]
+        models, _ = settled(models, start)
         return models
 
-    def reached(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        """Returns the models of :meth:`reach`, checked.
+    def personalized(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """Returns the models of :meth:`personalize`, checked.
 
         Args:
-            problem: see :meth:`reach`.
-            start: see :meth:`reach`.
-            clients: see :meth:`reach`.
+            problem: see :meth:`personalize`.
+            start: see :meth:`personalize`.
+            clients: see :meth:`personalize`.
 
         Raises:
             ConfigError: they are no tensor (k, D + parts).
             PrivacyError: ``start`` was changed in place.
         """
-        function = f"{type(self).__name__}.reach"
+        function = f"{type(self).__name__}.personalize"
         with unchanged(function, {"start": start}):
-            models = self.reach(problem, start, clients)
+            models = self.personalize(problem, start, clients)
         return checked_models(function, models, len(clients), problem.dimension + len(self.parts))
 
 
@@ -279,7 +279,7 @@ class Finetune(Personalization):
         """Returns the settings with a start from the shared model, and without validation."""
         return replace(self, start="auto", validation=0.0)
 
-    def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+    def personalize(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         """Trains ``start`` on each client's records, with the pull of ``kind``, (k, D)."""
         self.check(problem)
         problem = replace(problem, protects_records=False)  # nothing is sent

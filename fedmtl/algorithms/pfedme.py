@@ -66,7 +66,7 @@ class PFedMe(SharedModel):
     title = "pFedMe"
     colour = "#8c564b"
     own_starts = True
-    keeps = True
+    keeps_models = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -95,7 +95,7 @@ class PMTL(SharedModel):
     title = "PMTL"
     colour = "#0072B2"
     own_starts = True
-    keeps = True
+    keeps_models = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

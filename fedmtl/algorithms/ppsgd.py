@@ -62,7 +62,7 @@ class PPSGD(SharedModel):
     title = "PP-SGD"
     colour = "#17808c"
     own_starts = True
-    keeps = True
+    keeps_models = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

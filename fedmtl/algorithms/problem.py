@@ -50,7 +50,7 @@ class Problem:
             released then.
         tally: counts local trainings, for the report of a simulation; private.
         ranks: the processes that compute the run.
-        owner: int64 (n,), the rank that computes each client; None in a single process.
+        rank_of: int64 (n,), the rank that computes each client; None in a single process.
         prepared: a cache of values that algorithms derive from the data and the model, see
             :func:`~.linear.data.prepared`; the same object in every problem that is derived from
             this one.
@@ -82,7 +82,7 @@ class Problem:
     protects_records: bool = False
     tally: Tally | None = None
     ranks: Ranks = SINGLE
-    owner: Tensor | None = None
+    rank_of: Tensor | None = None
     prepared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -93,15 +93,15 @@ class Problem:
         """Divides the clients among processes.
 
         Args:
-            ranks: of the run; of a single process no client has an owner.
+            ranks: of the run; of a single process no client has a rank.
 
         Returns:
-            The same problem with ``ranks`` and ``owner``.
+            The same problem with ``ranks`` and ``rank_of``.
         """
-        owner = None
+        rank_of = None
         if ranks.size > 1:
-            owner = ranks.owners(self.data.train.counts)
-        return replace(self, ranks=ranks, owner=owner)
+            rank_of = ranks.assigned(self.data.train.counts)
+        return replace(self, ranks=ranks, rank_of=rank_of)
 
     def places_here(self, clients: Tensor) -> Tensor:
         """Returns the places of the clients that this process computes.
@@ -112,15 +112,15 @@ class Problem:
         Returns:
             int64 (j,), places in ``clients``; all of them in a single process.
         """
-        if self.owner is None:
+        if self.rank_of is None:
             return torch.arange(len(clients))
-        return (self.owner[clients] == self.ranks.rank).nonzero()[:, 0]
+        return (self.rank_of[clients] == self.ranks.rank).nonzero()[:, 0]
 
     @cached_property
     def mine(self) -> Problem:
         """Returns the problem of this rank's clients alone, as that of a single process."""
         members = self.places_here(torch.arange(self.clients))
-        return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
+        return replace(self, data=self.data.take_clients(members), ranks=SINGLE, rank_of=None)
 
     def pieces(
         self, clients: Tensor, solver: LocalSolver | None, round: int, cohort: Tensor | None
@@ -167,7 +167,7 @@ class Problem:
             work: int64 (m,) clients -> (m, ...); each rank calls it with its own clients.
             clients: int64 (k,).
         """
-        if self.owner is None:
+        if self.rank_of is None:
             return work(clients)
         place = self.places_here(clients)
         return self.ranks.join(work(clients[place]), place, len(clients))
@@ -207,8 +207,8 @@ class Problem:
             fields: shape of one client's value and dtype, by name.
         """
         members = None
-        if self.owner is not None:
-            members = (self.owner == self.ranks.rank).nonzero()[:, 0]
+        if self.rank_of is not None:
+            members = (self.rank_of == self.ranks.rank).nonzero()[:, 0]
         part = f"{self.ranks.rank}-of-{self.ranks.size}"
         device = self.initial.device
         return ClientStore(self.clients, fields, device=device, members=members, part=part)
@@ -221,7 +221,7 @@ class Problem:
         Args:
             store: with the tensors of this rank's clients.
         """
-        if self.owner is None:
+        if self.rank_of is None:
             return store
         whole = ClientStore(self.clients, store.fields, device=self.initial.device)
         own = store.members

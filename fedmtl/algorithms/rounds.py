@@ -321,7 +321,7 @@ class RoundAlgorithm(Algorithm):
                 yield piece.clients, mine.of(piece, store.gather_all(piece.clients))
             return
         clients = mine.clients
-        if problem.owner is not None:
+        if problem.rank_of is not None:
             # the problem of this rank's clients alone, with positions among them
             mine = replace(mine, problem=problem.mine, clients=torch.arange(len(clients)))
         yield clients, replace(mine, states=store.gather_all(clients))

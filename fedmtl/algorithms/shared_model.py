@@ -42,7 +42,7 @@ class SharedModel(RoundAlgorithm):
             are protected, their numbers of examples are private, and a cap is needed.
 
     Attributes:
-        keeps: True if every client keeps a personal model.
+        keeps_models: True if every client keeps a personal model.
         trainings: local trainings of a client in a round; under record-level privacy each is
             charged.
         pull: strength of the pull to an anchor in local training, for which the solver must be
@@ -76,7 +76,7 @@ class SharedModel(RoundAlgorithm):
     cap: Count | None = None
 
     baseline = True
-    keeps: ClassVar[bool] = False
+    keeps_models: ClassVar[bool] = False
     from_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class SharedModel(RoundAlgorithm):
             A store of n clients, on the device of the initial model.
         """
         fields = self.fields(problem)
-        if self.keeps:
+        if self.keeps_models:
             fields = {**personal_fields(problem), **fields}
         return problem.client_store(fields)
 
@@ -223,7 +223,7 @@ class SharedModel(RoundAlgorithm):
 
         :meth:`newcomer_models` makes the model of a client that never took part.
         """
-        if self.keeps:
+        if self.keeps_models:
             return c.with_newcomers(self.newcomer_models(c.part(c.newcomers)))
         return c.shared.expand(len(c.clients), -1)
 

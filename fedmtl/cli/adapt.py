@@ -92,9 +92,11 @@ def adapt(words: list[str]) -> int:
     finetune = None
     if of_place(options.overrides, "finetune"):
         finetune = settings.finetune
-    terms = run.terms and {**run.terms, "metrics": settings.metrics, "seed": config["seed"]}
+    adaptation = run.adaptation
+    if adaptation:
+        adaptation = {**adaptation, "metrics": settings.metrics, "seed": config["seed"]}
     with new_folder("outputs") if out is None else nullcontext(out) as place:
-        adapted = replace(run, terms=terms).adapt(
+        adapted = replace(run, adaptation=adaptation).adapt(
             data, finetune=finetune, device=config["device"], folder=place
         )
     public = "public/   the released model, covered by the epsilon of the run it comes from"

@@ -69,7 +69,7 @@ def predict(words: list[str]) -> int:
     with printed_log(logging.WARNING):
         models = _models(options.folder)
         table = read_rows(
-            options.table, models.coding.schema, settings, options.keep, models.owners
+            options.table, models.coding.schema, settings, options.keep, models.personal_ids
         )
         made = predicted(
             models, table, options.client, probabilities=options.probabilities, kept=options.keep

@@ -21,7 +21,7 @@ from .constants import constant_loss, own_constants
 from .engine import Engine
 from .evaluator import Evaluator
 from .metrics import main_metric
-from .personalize import finetuned, not_covered, terms_of
+from .personalize import adaptation_of, finetuned, not_covered
 from .result import Result
 from .result_tables import csv_bytes
 from .run_plan import RunPlan
@@ -120,13 +120,13 @@ def conclude(
         folder=None if plan.folder is None else plan.folder.root,
         replicates=runs if settings.runs > 1 else None,
         released=released,
-        asked=settings.asked_metrics,
+        further_metrics=settings.asked_metrics,
         trained=not 0 < tally.trained == tally.diverged,
         untrained=_untrained(plan, state),
         step=plan.step_name,
         evaluated=evaluated.data.ids if len(plan.clients) < problem.clients else None,
         coding=Coding.of(problem.data, problem.loss, algorithm.loss),
-        terms=terms_of(settings),
+        adaptation=adaptation_of(settings),
         **{**plan.facts, "records": records},
     )
 

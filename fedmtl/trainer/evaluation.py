@@ -109,9 +109,9 @@ def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Prob
     bits[~tested] = torch.iinfo(bits.dtype).max
     clients = bits.topk(count, largest=False).indices.sort().values
     owner = None
-    if problem.owner is not None:
-        owner = problem.owner[clients]
-    return clients, replace(problem, data=problem.data.take_clients(clients), owner=owner)
+    if problem.rank_of is not None:
+        owner = problem.rank_of[clients]
+    return clients, replace(problem, data=problem.data.take_clients(clients), rank_of=owner)
 
 
 def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:

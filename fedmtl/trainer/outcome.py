@@ -76,7 +76,7 @@ def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
         write_tensors(folder.public / "releases.safetensors", values, grids)
     # A stride of 0 is the shared model, repeated for everybody: its file is there already.
     if result.personal.stride(0) != 0:
-        ids = json.dumps(result.owners)
+        ids = json.dumps(result.personal_ids)
         write_tensors(
             folder.private / "models.safetensors", {"models": result.personal}, {"ids": ids} | bound
         )
@@ -210,9 +210,9 @@ def _fields(
         diverged = tuple(finetuned["diverged"])
         outcome["finetuned"] = Finetuned(**finetuned | {"settings": settings, "diverged": diverged})
     try:
-        outcome["terms"] = restored(outcome["terms"], trust)
+        outcome["adaptation"] = restored(outcome["adaptation"], trust)
     except ConfigError:  # objects of the caller's own
-        outcome["terms"] = None
+        outcome["adaptation"] = None
     state = _tensors(folder.public / MODEL)[0]
     module, factory = _network_of(network, state, model)
     shared = None
@@ -235,9 +235,9 @@ def _fields(
         },
         "records": RecordFacts(**outcome["records"]),
         "bounds": ModelBounds(**bounds | {"records": restored(bounds["records"])}),
-        "asked": tuple(
+        "further_metrics": tuple(
             REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], own=True)
-            for metric in outcome["asked"]
+            for metric in outcome["further_metrics"]
         ),
         "parts": _tensors(folder.private / "parts.safetensors")[0],
     }
@@ -268,11 +268,11 @@ def _outcome(result: Result, problem: Problem) -> dict[str, Any]:
         if each.name not in _ELSEWHERE
     }
     finetuned = result.finetuned
-    terms = result.terms
-    if terms is not None and not all(
-        isinstance(value, str) for value in (terms["loss"], *terms["metrics"])
+    adaptation = result.adaptation
+    if adaptation is not None and not all(
+        isinstance(value, str) for value in (adaptation["loss"], *adaptation["metrics"])
     ):
-        terms = None  # functions of the caller's own
+        adaptation = None  # functions of the caller's own
     finetuning = None
     if finetuned is not None:
         finetuning = vars(finetuned) | {"settings": describe(finetuned.settings)}
@@ -280,8 +280,11 @@ def _outcome(result: Result, problem: Problem) -> dict[str, Any]:
         "finetuned": finetuning,
         "records": vars(result.records),
         "bounds": vars(result.bounds) | {"records": describe(result.bounds.records)},
-        "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
-        "terms": describe(terms),
+        "further_metrics": [
+            {"name": metric.name, "up": metric.higher_is_better}
+            for metric in result.further_metrics
+        ],
+        "adaptation": describe(adaptation),
         "network": {
             "made": describe(result.factory),
             "spec": describe(problem.data.spec),

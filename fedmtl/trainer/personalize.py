@@ -143,7 +143,7 @@ def finetuned(
         models = {"shared": trained.shared.expand(problem.clients, -1)} | models
     with noticed(f"{name}: finetuning {problem.clients:,} clients, {finetune.text()}"):
         reached = problem.spread(
-            lambda own: finetune.reached(problem, rows_at(start, own), own), everyone
+            lambda own: finetune.personalized(problem, rows_at(start, own), own), everyone
         )
     # A client's row is its model, and behind it the weights of the models that it averaged.
     reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)
@@ -238,7 +238,7 @@ def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...
     return (CLIENT_LEVEL,)
 
 
-def terms_of(settings: Trainer) -> dict[str, Any] | None:
+def adaptation_of(settings: Trainer) -> dict[str, Any] | None:
     """Returns the arguments of :func:`personalize` for new clients of a run; None if the algorithm
     has a loss of its own.
 

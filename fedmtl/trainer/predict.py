@@ -78,7 +78,7 @@ class Models:
         # Without a shared model any client's has the coding.
         first = None
         if result.shared is None:
-            first = result.owners[0]
+            first = result.personal_ids[0]
         predictor = result.predictor(first)  # refuses here a result without coding or module
         if first is not None:
             return cls(place, predictor.coding, None, result)
@@ -101,9 +101,9 @@ class Models:
         )
 
     @property
-    def owners(self) -> frozenset[str]:
+    def personal_ids(self) -> frozenset[str]:
         """Returns the clients that have a model of their own here."""
-        return frozenset(() if self.result is None else self.result.owners)
+        return frozenset(() if self.result is None else self.result.personal_ids)
 
 
 def load_predictor(
@@ -356,8 +356,8 @@ def _by_model(
     # A model is loaded once for all rows of its client.
     names, place = np.unique(table.client_of, return_inverse=True)
     # also those of a run whose reader took 1.0 and 1 as two names
-    owners = {without_zeros(name): name for name in models.owners}
-    owners |= {name: name for name in models.owners}
+    owners = {without_zeros(name): name for name in models.personal_ids}
+    owners |= {name: name for name in models.personal_ids}
     known = np.array([name in owners for name in names.tolist()], dtype=bool)
     unknown = tuple(names[~known].tolist())
     if unknown and models.shared is None:

@@ -55,7 +55,7 @@ class Result(Scored):
             bounds.
         records: facts of the records, with which the summary warns; not private.
         trained: True if a local training ended in a finite model; True if none is counted.
-        terms: the arguments of :func:`~fedmtl.personalize` for new clients, see :meth:`adapt`;
+        adaptation: the arguments of :func:`~fedmtl.personalize` for new clients, see :meth:`adapt`;
             ``None`` if they are not known.
         parts: the decomposition of the models in the method's paper, by its letters: ``"P"`` and
             ``"Q"`` (n, D) of PP-DMTL, one row a client, with P + Q the personal models;
@@ -91,7 +91,7 @@ class Result(Scored):
     chosen: Mapping[str, Any] = field(default_factory=dict)
     records: RecordFacts = field(default_factory=RecordFacts)
     trained: bool = True
-    terms: Mapping[str, Any] | None = None
+    adaptation: Mapping[str, Any] | None = None
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -215,8 +215,8 @@ class Result(Scored):
         from .trainer_arguments import as_data
 
         model = self.shared_model()
-        terms = self.terms
-        if terms is None:
+        adaptation = self.adaptation
+        if adaptation is None:
             raise ConfigError(
                 "this result does not know the settings of its run: its algorithm has a loss of "
                 "its own, or its loss, metrics or local solver are your own; use "
@@ -225,11 +225,11 @@ class Result(Scored):
         data = as_data(data)
         check_columns(None if self.coding is None else self.coding.schema, data.schema, data.name)
         if finetune is None:
-            finetune = terms["finetune"]
-        if finetune is None and terms["local"] is not None:
-            finetune = Finetune(local=terms["local"])
+            finetune = adaptation["finetune"]
+        if finetune is None and adaptation["local"] is not None:
+            finetune = Finetune(local=adaptation["local"])
         # New clients train as those of the run did, or the scores could not be compared.
-        arguments = {name: terms[name] for name in ("loss", "metrics", "seed", "dtype")}
+        arguments = {name: adaptation[name] for name in ("loss", "metrics", "seed", "dtype")}
         arguments["finetune"] = finetune
         arguments["device"] = device or str(self.personal.device)
         arguments["folder"] = folder

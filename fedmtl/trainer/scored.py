@@ -143,7 +143,7 @@ class Scored:
         shared: (D,), the released model, if there is one.
         metric: the main one: ``"accuracy"``, ``"mse"``, with the loss of a quantile ``"pinball"``,
             or for many labels an example ``"recall_at_5"``.
-        asked: the metrics that were asked for.
+        further_metrics: those that a run measured beside the main one.
         data_name: of the data.
         module: the network; ``None`` if files do not say how it is built.
         factory: of :mod:`fedmtl.models`, that built the network; ``None`` for another one.
@@ -164,7 +164,7 @@ class Scored:
     scores: Mapping[str, ByClient]
     metric: str
     shared: Tensor | None = None
-    asked: tuple[Metric, ...] = ()
+    further_metrics: tuple[Metric, ...] = ()
     data_name: str = "data"
     module: nn.Module | None = None
     factory: NamedFactory | None = None
@@ -188,7 +188,7 @@ class Scored:
         return self.scores.get("shared")
 
     @property
-    def owners(self) -> tuple[str, ...]:
+    def personal_ids(self) -> tuple[str, ...]:
         """Returns the clients of the rows of ``personal``."""
         if self.evaluated is None:
             return self.ids
@@ -199,7 +199,7 @@ class Scored:
         """Returns the main metric, and those that were asked for."""
         return (
             REGISTRY[self.metric],
-            *(metric for metric in self.asked if metric.name != self.metric),
+            *(metric for metric in self.further_metrics if metric.name != self.metric),
         )
 
     @property
@@ -253,7 +253,7 @@ class Scored:
             raise ConfigError(
                 f"Client {client!r} is not one of the {len(self.evaluated):,} that were evaluated."
             )
-        return self._module(self.personal[place_of(client, self.owners)])
+        return self._module(self.personal[place_of(client, self.personal_ids)])
 
     def predictor(self, client: str | int | None = None) -> Predictor:
         """Returns a model on raw rows of a table: that of a client, or the shared one.
@@ -285,7 +285,7 @@ class Scored:
             if self.shared is None:
                 raise ConfigError(
                     "there is no shared model; give a client, such as "
-                    f"predictor({self.owners[0]!r})."
+                    f"predictor({self.personal_ids[0]!r})."
                 )
             return Predictor(self._module(self.shared), self.coding)
         if self.shared is not None:

@@ -63,7 +63,7 @@ def _facts(result: Result) -> dict[str, Any]:
     verdict = verdict_of(result)
     if verdict:
         values["verdict"] = verdict
-    if result.asked:
+    if result.further_metrics:
         values["metrics"] = [metric.name for metric in result.shown]
     return values
 
@@ -287,7 +287,7 @@ def _table(
         line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         lines.append(f"  {label:<{widths[0]}}{line}")
     defined = [len(stage.by_client[metric.name]) for stage in stages]
-    clients = len(result.owners)
+    clients = len(result.personal_ids)
     if min(defined) < clients:
         most = ""
         if max(defined) > min(defined):
@@ -311,7 +311,7 @@ def remedy(result: Result, stages: Sequence[Stage]) -> str:
     )
     names += ["a larger privacy.epsilon"] * any(0 < stage.epsilon < math.inf for stage in stages)
     names += ["a smaller algorithm.local.lr"] * (
-        result.terms is not None and result.terms["local"] is not None
+        result.adaptation is not None and result.adaptation["local"] is not None
     )
     # A pull to a shared model that is bad keeps a client from a good one of its own.
     pulled = result.finetuned is not None and result.finetuned.settings.kind in (
@@ -360,7 +360,7 @@ def _several_runs(result: Result) -> list[str]:
     names = [
         result.metric,
         "nmse",
-        *(metric.name for metric in result.asked),
+        *(metric.name for metric in result.further_metrics),
         "worst_tenth",
         "objective",
     ]

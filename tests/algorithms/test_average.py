@@ -200,7 +200,7 @@ def test_where_the_noise_is_loud_a_client_with_many_records_keeps_to_them() -> N
     problem = problem_of(regression(clients=3, examples=40), model=models.linear_regression())
     start = torch.zeros(problem.dimension, dtype=torch.float64)
     quiet, loud = (
-        Average(noise=nu).reach(problem, start, torch.arange(3))[:, problem.dimension]
+        Average(noise=nu).personalize(problem, start, torch.arange(3))[:, problem.dimension]
         for nu in (0.0, 30.0)
     )
     assert (loud > quiet).all()

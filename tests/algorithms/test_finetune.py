@@ -93,10 +93,10 @@ def test_no_client_notices_the_data_of_another(name: str, dtype: str) -> None:
     torch.set_num_threads(1)
     try:
         method, problem, start = setting(name, dtype)
-        first = method.reach(problem, start, everybody(problem))
+        first = method.personalize(problem, start, everybody(problem))
         for records in (1, 70):
             other = replace(problem, data=replaced_client(problem.data, 2, records, 0), prepared={})
-            again = method.reach(other, start, everybody(problem))
+            again = method.personalize(other, start, everybody(problem))
             others = everybody(problem) != 2
             assert torch.equal(first[others], again[others])
             assert not torch.equal(first[2], again[2])
@@ -108,10 +108,10 @@ def test_no_client_notices_the_data_of_another(name: str, dtype: str) -> None:
 def test_a_client_alone_finetunes_as_in_a_stack(name: str) -> None:
     method, problem, start = setting(name)
     start = start + 0.1 * torch.arange(problem.clients, dtype=torch.float64)[:, None]
-    stacked = method.reach(problem, start, everybody(problem))
+    stacked = method.personalize(problem, start, everybody(problem))
     for k, client in enumerate(problem.data.ids):
         alone = replace(problem, data=problem.data.subset([client]), prepared={})
-        found = method.reach(alone, start[k : k + 1], torch.tensor([0]))
+        found = method.personalize(alone, start[k : k + 1], torch.tensor([0]))
         torch.testing.assert_close(found[0], stacked[k], rtol=1e-10, atol=1e-12)
 
 

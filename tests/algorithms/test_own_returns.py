@@ -152,7 +152,7 @@ def test_a_public_state_that_is_changed_in_place_is_refused(function):
 def test_a_rank_computes_all_of_its_clients_by_their_positions_among_its_own():
     data = ragged_classification(4)
     owner = torch.tensor([0, 1, 0, 1])
-    whole = replace(trainer(data=data).problem(), owner=owner, ranks=SimpleNamespace(rank=1))
+    whole = replace(trainer(data=data).problem(), rank_of=owner, ranks=SimpleNamespace(rank=1))
     method = with_functions(all_at_once=True)
     store = ClientStore(4, {}, members=torch.tensor([1, 3]))
     ((ids, c),) = method._pieces(ClientBatch(whole, torch.tensor([1, 3])), store)
@@ -181,8 +181,16 @@ def test_models_of_another_precision_are_joined_with_earlier_ones():
 @pytest.mark.parametrize(
     ("reach", "error", "message"),
     [
-        (lambda start, k: None, ConfigError, "reach returns nothing; it must return a tensor"),
-        (lambda start, k: start[None], ConfigError, r"reach returns a tensor \(1, 18\); it must"),
+        (
+            lambda start, k: None,
+            ConfigError,
+            "personalize returns nothing; it must return a tensor",
+        ),
+        (
+            lambda start, k: start[None],
+            ConfigError,
+            r"personalize returns a tensor \(1, 18\); it must",
+        ),
         (lambda start, k: start.expand(k, -1)[:, 1:], ConfigError, r"\(8, 17\); it must return"),
         (lambda start, k: start.add_(1).expand(k, -1), PrivacyError, "changes 'start' in place"),
     ],
@@ -194,7 +202,7 @@ def test_a_finetuning_that_does_not_fit_is_refused(reach, error, message):
         def text(self):
             return "of the test"
 
-        def reach(self, problem, start, clients):
+        def personalize(self, problem, start, clients):
             return reach(start, len(clients))
 
     run = trainer(data=ragged_classification(8), finetune=Reach())

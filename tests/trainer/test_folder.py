@@ -401,7 +401,7 @@ def test_a_loaded_result_is_the_result(tmp_path: Path, given: dict[str, Any]) ->
     assert repr(found) == repr(result)
     assert numbers_of_result(found) == numbers_of_result(result)
     x = DATA.test.x[:5].double()
-    for client in result.owners[:3]:
+    for client in result.personal_ids[:3]:
         expected = result.model_for(client).to(torch.float64)(x)
         assert torch.equal(found.model_for(client).to(torch.float64)(x), expected)
     assert torch.equal(found.shared_model().double()(x), result.shared_model().double()(x))
@@ -472,7 +472,7 @@ def test_a_model_of_the_callers_own_is_given(tmp_path: Path) -> None:
     )
     result = trainer(model=network, metrics=[margin], folder=tmp_path).fit()
     found = Result.load(tmp_path)
-    assert differences(result, found) == ["asked", "module", "terms"]
+    assert differences(result, found) == ["adaptation", "further_metrics", "module"]
     assert found.summary() == result.summary().replace(
         " or a smaller algorithm.local.lr", ""
     )  # a term of the run

@@ -209,8 +209,10 @@ def test_the_audit_sees_the_finetuned_models() -> None:
     """It refutes nothing of finetuning as it is, and a start that mixes the clients' models."""
 
     class Mixed(Finetune):
-        def reach(self, problem, start, clients):
-            return super().reach(problem, start.mean(0) if start.dim() == 2 else start, clients)
+        def personalize(self, problem, start, clients):
+            return super().personalize(
+                problem, start.mean(0) if start.dim() == 2 else start, clients
+            )
 
     options = {
         "algorithm": PMTL(lam=0.5, local=SOLVER),
@@ -350,7 +352,7 @@ def test_a_name_stands_for_a_registered_class(monkeypatch: pytest.MonkeyPatch) -
         def text(self) -> str:
             return f"shifted by {self.by:g}"
 
-        def reach(self, problem, start, clients):
+        def personalize(self, problem, start, clients):
             return start.expand(len(clients), -1) + self.by
 
     def personal(value: object) -> torch.Tensor:
@@ -438,7 +440,7 @@ def test_without_finetuning_the_run_lends_its_solver(result: Result) -> None:
             "no shared model",
         ),
         (
-            lambda result: replace(result, terms=None).adapt(NEW),
+            lambda result: replace(result, adaptation=None).adapt(NEW),
             ConfigError,
             "does not know the settings",
         ),

@@ -567,9 +567,9 @@ def test_a_process_says_whom_it_waits_for_and_not_for_long(
 
 def test_clients_are_dealt_out_evenly() -> None:
     work = torch.tensor([5, 100, 7, 7, 1, 60, 60, 2, 3, 90, 11])
-    owner = Ranks(1, 3).owners(work)
+    owner = Ranks(1, 3).assigned(work)
     loads = [int(work[owner == rank].sum()) for rank in range(3)]
     assert sum(loads) == int(work.sum())
     assert max(loads) - min(loads) <= 60
     assert torch.bincount(owner).tolist() in ([4, 4, 3], [3, 4, 4], [4, 3, 4])
-    assert torch.equal(owner, Ranks(2, 3).owners(work))
+    assert torch.equal(owner, Ranks(2, 3).assigned(work))

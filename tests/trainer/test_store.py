@@ -61,7 +61,7 @@ def assert_holds(
 
 def ranks_of(size: int) -> list[ClientStore]:
     """The empty stores of ``size`` processes."""
-    owner = Ranks(size=size).owners(WORK)
+    owner = Ranks(size=size).assigned(WORK)
     members = [(owner == rank).nonzero()[:, 0] for rank in range(size)]
     parts = [f"{rank}-of-{size}" for rank in range(size)]
     return [

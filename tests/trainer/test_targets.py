@@ -111,8 +111,8 @@ def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path) -> None:
     path = tmp_path / "run/private/outcome.json"
     found = json.loads(path.read_text())
     planted = {"class": "my_method.Mine", "local": None}
-    path.write_text(json.dumps(found | {"terms": found["terms"] | {"finetune": planted}}))
-    assert Result.load(tmp_path / "run").terms is None
+    path.write_text(json.dumps(found | {"adaptation": found["adaptation"] | {"finetune": planted}}))
+    assert Result.load(tmp_path / "run").adaptation is None
     path.write_text(json.dumps(found | {"finetuned": {"settings": planted}}))
     with pytest.raises(
         ConfigError, match=r"'my_method.Mine' is no class of fedmtl.algorithms, fedmtl.contrib, "
@@ -136,8 +136,10 @@ def test_an_algorithm_of_the_users_own_is_loaded_where_it_is_trusted(
     assert Result.load(tmp_path / "run").adapt(DATA).summary() == result.adapt(DATA).summary()
     path = tmp_path / "run/private/outcome.json"
     found = json.loads(path.read_text())
-    path.write_text(json.dumps(found | {"terms": found["terms"] | {"finetune": describe(mine)}}))
-    assert Result.load(tmp_path / "run").terms is None
+    path.write_text(
+        json.dumps(found | {"adaptation": found["adaptation"] | {"finetune": describe(mine)}})
+    )
+    assert Result.load(tmp_path / "run").adaptation is None
     assert not (own / "imported").exists()
     with pytest.raises(
         ConfigError, match=r"are your own; .* Result.load\(folder, trust=\[MODULE\]\)"
@@ -145,7 +147,7 @@ def test_an_algorithm_of_the_users_own_is_loaded_where_it_is_trusted(
         Result.load(tmp_path / "run").adapt(DATA)
     again = Result.load(tmp_path / "run", trust=["my_method"])
     assert (own / "imported").exists()
-    assert again.terms is not None
-    assert repr(again.terms["finetune"]) == repr(mine)
+    assert again.adaptation is not None
+    assert repr(again.adaptation["finetune"]) == repr(mine)
     with pytest.raises(ConfigError, match=r"trust is 'my_method'; give a list"):
         Result.load(tmp_path / "run", trust="my_method")

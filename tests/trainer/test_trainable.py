@@ -316,12 +316,12 @@ def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path) -> None:
     result, new = run.fit(), ragged_classification(3, seed=9)
     found = result.adapt(new)
     assert found.personal.shape == (3, 2 * 4 + 2 * 3)
-    assert result.terms is not None
+    assert result.adaptation is not None
     read = Result.load(tmp_path, low).shared_model()
     for name, value in result.shared_model().state_dict().items():
         assert torch.equal(read.state_dict()[name], value)
     assert torch.equal(
-        personalize(read, new, finetune=Finetune(local=result.terms["local"])).personal,
+        personalize(read, new, finetune=Finetune(local=result.adaptation["local"])).personal,
         found.personal,
     )
 

@@ -151,7 +151,7 @@ class Average(Personalization):
             weight = min(VOTES, _VOTE_NOISE / noise)
         return replace(self, votes=tuple((weight * public["votes"].double()).tolist()))
 
-    def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+    def personalize(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         """Averages the models of each client, (k, D + 4): the average and the weights of the
         :data:`PARTS`.
         """
