@@ -31,7 +31,7 @@ from ..trainer.model_file import bound_note, write_model
 from ..trainer.personalize import finetuned, held_out, rows_at
 from ..trainer.result_tables import client_rows
 from ..trainer.run_fingerprint import fingerprint
-from ..trainer.scored import Scored
+from ..trainer.scored_models import ScoredModels
 from .account import NodeAccount, schedule_of
 from .last_answer import Answer, digest, folder_name
 from .messages import OWN_AFFAIR, Facts, facts_of, logger, pack, tensors_of
@@ -240,7 +240,9 @@ class Node:
         logger.info("%s has its model: %s", self.name, model)
         return pack({})
 
-    def _scored(self, row: Tensor, shared: Tensor | None, public: Mapping[str, Tensor]) -> Scored:
+    def _scored(
+        self, row: Tensor, shared: Tensor | None, public: Mapping[str, Tensor]
+    ) -> ScoredModels:
         """Returns the client's model (1, D) with its scores, perhaps finetuned."""
         trainer = self.trainer
         problem = self.problem
@@ -252,7 +254,7 @@ class Node:
         for name, rows in models.items():
             measured = evaluate_each(problem, partial(rows_at, rows), ONE, metrics)
             scores[name] = measured.by_client(problem)
-        scored = Scored(
+        scored = ScoredModels(
             ids=problem.data.ids,
             personal=row,
             scores=scores,

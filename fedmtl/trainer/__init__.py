@@ -5,7 +5,7 @@ from .hooks import RunAudit
 from .new_clients import personalize
 from .predict import load_predictor
 from .result import Result
-from .scored import Scored
+from .scored_models import ScoredModels
 from .simulate import Step, simulate
 from .stopping import EarlyStopping
 from .trainer import Trainer
@@ -16,7 +16,7 @@ __all__ = [
     "ProgressBar",
     "Result",
     "RunAudit",
-    "Scored",
+    "ScoredModels",
     "Step",
     "Trainer",
     "load_predictor",

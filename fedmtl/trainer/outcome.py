@@ -32,7 +32,7 @@ from .metrics import REGISTRY, Metric
 from .model_file import bound_note, write_model
 from .result_tables import beside_local, client_rows, csv_bytes
 from .run_fingerprint import describe
-from .scored import Finetuned, RecordFacts
+from .scored_models import Finetuned, RecordFacts
 from .summary import numbers_of_result
 from .targets import restored
 from .tensor_files import read_tensors, write_tensors

@@ -32,13 +32,13 @@ from .baselines import has_tuned_local
 from .comparison import Stage, beside
 from .evaluation import Metrics, evaluate_each
 from .metrics import REGISTRY, Metric
-from .scored import Finetuned, Scored
+from .scored_models import Finetuned, ScoredModels
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
 logger = logging.getLogger("fedmtl")
-Models = TypeVar("Models", bound=Scored)
+Models = TypeVar("Models", bound=ScoredModels)
 
 CLIENT_LEVEL = (
     "the finetuned models: every client makes its own from what was released and from its own "

@@ -23,15 +23,15 @@ from .comparison import beside
 from .folder import RunFolder
 from .outcome import read_result
 from .published import is_public_part
-from .scored import RecordFacts, Scored
+from .scored_models import RecordFacts, ScoredModels
 from .stages import length_of, own_and_local
 from .summary import summary_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Scored):
+class Result(ScoredModels):
     """Holds the outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private
-    data; for the models and their scores see :class:`~fedmtl.trainer.Scored`.
+    data; for the models and their scores see :class:`~fedmtl.trainer.ScoredModels`.
 
     Attributes:
         algorithm: its name.

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from .._text import cell
 from .comparison import each_beside
-from .scored import Scored
+from .scored_models import ScoredModels
 from .stages import own_and_local
 
 if TYPE_CHECKING:
     from .result import Result
 
 
-def client_rows(scored: Scored, ids: Sequence[str]) -> list[dict[str, Any]]:
+def client_rows(scored: ScoredModels, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the scores of each client, and the name of the model that it chose.
 
     Args:
@@ -25,8 +25,8 @@ def client_rows(scored: Scored, ids: Sequence[str]) -> list[dict[str, Any]]:
         ids: of the clients.
 
     Returns:
-        A row for each client, with the columns of :meth:`Scored.columns`; a score that a client
-        lacks, or that is not a number, is None.
+        A row for each client, with the columns of :meth:`ScoredModels.columns`; a score that a
+        client lacks, or that is not a number, is None.
     """
     columns = scored.columns()
     if scored.finetuned is not None and scored.finetuned.chosen:

@@ -24,7 +24,7 @@ from .folder import RunFolder
 from .make_problem import share_beyond
 from .personalize import held_out
 from .run_fingerprint import describe, fingerprint
-from .scored import RecordFacts
+from .scored_models import RecordFacts
 
 if TYPE_CHECKING:
     from .trainer import Trainer

@@ -15,7 +15,7 @@ from fedmtl.data import Affine, Cast, DataSpec, Domain, Examples, FederatedDatas
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import RecordPrivacy
 from fedmtl.random import id_key
-from fedmtl.trainer.scored import place_of
+from fedmtl.trainer.scored_models import place_of
 from tests import small
 
 from .rows import client_rows, rows_of

@@ -126,7 +126,7 @@ class RecordFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredModels:
     """Models of clients with their scores: of a run, of its baselines, of new clients, of a node.
     Not private.
 
