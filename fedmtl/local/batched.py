@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from .losses import Loss
 from .module import StackedModule
-from .per_example import PIECE, DropoutKeys, example_gradients
+from .per_example import MICROBATCH, DropoutKeys, example_gradients
 
 
 def check_stackable(module: nn.Module, sample: Tensor) -> None:
@@ -63,17 +63,17 @@ def check_examples(
         >>> check_examples(prepare_module(torch.nn.Linear(3, 1), sample, seed=0), sample)
     """
     stack = _two_copies(module, sample)
-    x = sample[:1].expand(2, PIECE, *sample.shape[1:])
-    numbers = torch.zeros(2, PIECE, dtype=torch.int64)
+    x = sample[:1].expand(2, MICROBATCH, *sample.shape[1:])
+    numbers = torch.zeros(2, MICROBATCH, dtype=torch.int64)
     address = torch.zeros(2, 3, dtype=torch.int64)
     y = numbers
     if targets is not None:
-        y = targets[:1].expand(2, PIECE, *targets.shape[1:])
+        y = targets[:1].expand(2, MICROBATCH, *targets.shape[1:])
     if loss is None:
         loss = _total
     try:
         dropout = DropoutKeys(address, numbers)
-        for _ in example_gradients(stack, x, y, loss, width=PIECE, dropout=dropout):
+        for _ in example_gradients(stack, x, y, loss, width=MICROBATCH, dropout=dropout):
             pass
     except Exception as error:
         raise _not_batched(error) from error

@@ -19,7 +19,7 @@ from .._devices import on_device
 from .batches import BatchPlan, plan_batches
 from .executor import Executor
 from .optimizers import rows_of
-from .per_example import PIECE
+from .per_example import MICROBATCH
 from .stacking import MOST_CLIENTS, batch_widths, lanes, places, stack_sizes
 from .train import LocalTraining, Trained
 
@@ -240,7 +240,7 @@ def train_on_records(
             order[part],
             run.on_records(executor.stack, clients[order[part]], records, width),
         )
-        for part in executor.slices(len(order), width=PIECE)
+        for part in executor.slices(len(order), width=MICROBATCH)
     )
     return _models(run, executor, steps, finished)
 

@@ -30,7 +30,7 @@ from ..errors import ConfigError
 from ..ranks import SINGLE, Ranks
 from .layout import Layout
 from .module import StackedModule
-from .per_example import ALIKE, PIECE
+from .per_example import ALIKE, MICROBATCH
 from .products import Perceptron
 from .stacking import LANES, max_clients, stack_sizes
 
@@ -177,7 +177,7 @@ class Executor:
             expected: examples of a batch, above 0.
         """
         if self.chunk >= LANES:
-            return PIECE
+            return MICROBATCH
         if not self.batched or expected <= _FEW:
             return 1
         return ALIKE

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..privacy import GradientPlan, SeededSource
 from ..privacy.records import Records
 from .executor import Executor
-from .per_example import PIECE
+from .per_example import MICROBATCH
 from .train import LocalTraining, PlainStep, address_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def clipped_gradient_sums(
     """
     width = executor.examples_at_once(float(records.plan.expected.max(initial=0.0)))
     everybody = torch.arange(len(clients))
-    for part in executor.slices(len(clients), width=PIECE):
+    for part in executor.slices(len(clients), width=MICROBATCH):
         place = everybody[part]
         executor.stack.load(run.start, len(place), place=place)
         step = next(run.on_records(executor.stack, clients[part], records, width))

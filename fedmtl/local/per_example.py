@@ -22,8 +22,8 @@ from .products import output_gradient
 CHUNK_BYTES = 1 << 26
 """Gradients of one chunk take at most this many bytes, or are those of one example."""
 
-PIECE = 16
-"""Examples of a copy that are computed beside those of other copies."""
+MICROBATCH = 16
+"""Examples of a copy that are computed at once, beside those of other copies."""
 
 ALIKE = 32
 """Examples that are computed in one batch, or a multiple of it: so many fill vector registers."""
@@ -74,15 +74,15 @@ def example_gradients(
     A library chooses its code by the number of examples and by the place of one among them, and
     other code has other last bits. So examples are computed in one of three ways:
 
-    - of a ``width`` of 16 pieces of so many of one copy are computed with its parameters beside
-      others like it: in float32 each begins at a multiple of 64 bytes, and they are always so many
+    - of a ``width`` of 16 microbatches of so many of one copy are computed with its parameters
+      beside others: in float32 each begins at a multiple of 64 bytes, and they are always so many
       that their examples are a multiple of 32 (see :mod:`fedmtl.local.stacking`);
     - of 32, copies are computed one by one, so many examples at a time;
     - of 1, and if a chunk cannot hold 32 gradients, every example is computed by itself, which
       needs no batching rule.
 
-    The last piece of a copy is filled up with examples whose gradients are not used. Off the CPU,
-    pieces and batches of a network by products are computed by these, with its rounding.
+    The last microbatch of a copy is filled up with examples whose gradients are not used. Off the
+    CPU, microbatches and batches of a network by products are computed by these, with its rounding.
 
     Args:
         stack: with A copies or more loaded.
@@ -145,7 +145,7 @@ def example_gradients(
         gradient = _gradient_by_products(stack, loss)
     if width == 1:
         yield from _by_copy(stack, _gradient_of_one(stack, loss), address, values, mask, width)
-    elif width == PIECE:
+    elif width == MICROBATCH:
         yield from _by_piece(stack, gradient, address, values, mask, size)
     else:
         yield from _by_copy(stack, gradient, address, values, mask, width)
@@ -183,19 +183,19 @@ def _by_piece(
     mask: Tensor,
     size: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the gradients of pieces of :data:`PIECE` examples of one copy, at most ``size``
-    examples at a time."""
+    """Yields the gradients of microbatches of :data:`MICROBATCH` examples of one copy, at most
+    ``size`` examples at a time."""
     device = address.device
-    count = ALIKE // PIECE
-    folded = [value.unflatten(1, (-1, PIECE)) for value in values]
-    present = mask.unflatten(1, (-1, PIECE))
-    for pieces in present.any(2).nonzero().split(size // ALIKE * count):
+    count = ALIKE // MICROBATCH
+    folded = [value.unflatten(1, (-1, MICROBATCH)) for value in values]
+    present = mask.unflatten(1, (-1, MICROBATCH))
+    for some in present.any(2).nonzero().split(size // ALIKE * count):
         # Always a multiple of 32 examples, as other numbers of them have other last bits.
-        filled = torch.cat([pieces, pieces[:1].expand(-len(pieces) % count, 2)])
+        filled = torch.cat([some, some[:1].expand(-len(some) % count, 2)])
         copy_of, block = filled.unbind(1)
         real = present[copy_of, block]
-        # Pieces that fill up are copies of the first one, and count for nothing.
-        real[len(pieces) :] = False
+        # Those that fill up are copies of the first one, and count for nothing.
+        real[len(some) :] = False
         place = on_device(copy_of, device)
         column = on_device(block, device)
         # Pieces of one copy read the same row of parameters.
@@ -203,7 +203,7 @@ def _by_piece(
         chosen = real.flatten().nonzero()[:, 0]
         rows = gradient(parameters, address[place], *(value[place, column] for value in folded))
         # The clip adds up by client, so each gradient carries the number of its copy.
-        owner = copy_of.repeat_interleave(PIECE)[chosen]
+        owner = copy_of.repeat_interleave(MICROBATCH)[chosen]
         if len(chosen) < len(rows):
             rows = rows[on_device(chosen, rows.device)]
         yield rows, on_device(owner, device)

@@ -32,7 +32,7 @@ from .batches import BatchPlan
 from .losses import Loss, Pull, example_losses
 from .mixture import Mixture, MixtureSteps
 from .optimizers import Descent, Strength, rows_of
-from .per_example import PIECE, DropoutKeys, example_gradients
+from .per_example import MICROBATCH, DropoutKeys, example_gradients
 from .products import move_along, output_gradient
 from .solver import LocalSolver
 
@@ -262,7 +262,7 @@ class LocalTraining:
         return Pull(self.divergence, stack.predict(anchors, x), self.lam)
 
     def on_records(
-        self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int = PIECE
+        self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int = MICROBATCH
     ) -> Iterator[PrivateStep]:
         """Yields the local steps of DP-SGD.
 
@@ -284,8 +284,8 @@ class LocalTraining:
         for number in range(int(steps.max())):
             active = int((steps > number).sum())
             index, mask = records.batch(clients[:active])
-            # Gradients are computed in pieces of a fixed size, see per_example.py.
-            filler = -mask.shape[1] % PIECE
+            # Gradients are computed in microbatches of a fixed size, see per_example.py.
+            filler = -mask.shape[1] % MICROBATCH
             mask = pad(mask, (0, filler))
             index = torch.where(mask, pad(index, (0, filler)), 0)  # padding is read, but never used
             x, y = self.data.gather(

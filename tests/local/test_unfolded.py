@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedmtl.local import Layout, StackedModule, check_loss, example_gradients, unfolded
 from fedmtl.local.convolutions import ConvolutionalNetwork
 from fedmtl.local.losses import LOSSES
-from fedmtl.local.per_example import ALIKE, PIECE
+from fedmtl.local.per_example import ALIKE, MICROBATCH
 from fedmtl.local.unfolded import UnfoldedNetwork, windows_of
 from tests.local.test_convolutions import NETWORKS
 from tests.local.test_products import check_descent, check_examples
@@ -87,7 +87,7 @@ def test_the_device_decides() -> None:
 
 
 @pytest.mark.parametrize("largest", [1 << 30, 1])
-@pytest.mark.parametrize("width", [PIECE, ALIKE])
+@pytest.mark.parametrize("width", [MICROBATCH, ALIKE])
 def test_gradients_of_records_on_a_device_are_those_of_the_cpu(
     width: int, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +122,7 @@ def rescaled(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs[:, 0] - targets) / targets.abs().max().clamp(min=100.0)).square()
 
 
-@pytest.mark.parametrize("width", [PIECE, ALIKE])
+@pytest.mark.parametrize("width", [MICROBATCH, ALIKE])
 def test_a_loss_sees_one_record_at_a_time(width: int) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 1)).double()
     check_loss(rescaled, (1,), torch.tensor([0.0, 1.0]), torch.float64)
