@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..trainer.run_settings import Settings
 
 Config = dict[str, Any]
-_OF_THE_COMMAND = ("answers", "data", "logger")  # no settings of a trainer, or made apart
+_OF_THE_COMMAND = ("data", "logger", "per_client")  # no settings of a trainer, or made apart
 _OF_A_RUN = {"Settings": "", "Trainer": ""}  # whose settings have keys without a place
 
 
