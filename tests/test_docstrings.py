@@ -65,7 +65,7 @@ WITHOUT_EXAMPLE = {
     # readers of files that are too large, or have too many columns, to be written in an example
     *("read_adult", "read_celeba", "read_cifar", "read_lending", "read_stackoverflow"),
     # what the example of another name returns
-    *("Rounds", "SearchResult"),
+    *("RoundChannel", "SearchResult"),
     # they read folders of runs, and draw
     *("frame", "report"),
 }

@@ -209,7 +209,7 @@ CHANGES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Any]]] = {
     "a wider grid": ("settings", lambda lines: kind(lines)["cost"].update(cells=1 << 40)),
     "another size": ("settings", lambda lines: lines[0].update(release=["update", 1])),
     "cohorts that amplify": ("settings", lambda lines: kind(lines)["cost"].update(sampled=0.1)),
-    "a roster of nobody": ("settings", lambda lines: lines[0].update(most=1)),
+    "a roster of nobody": ("settings", lambda lines: lines[0].update(max_roster=1)),
     "too many to look for": ("settings", lambda lines: lines[0].update(missing=1 << 40)),
     "more than was planned": ("charges", lambda lines: kind(lines).update(cap=1)),
     "a round in another order": ("charges", lambda lines: lines[2].update(first=5, end=6)),

@@ -353,7 +353,7 @@ def test_a_client_keeps_its_times_in_another_place_and_company():
         (lambda: Latencies(latency=1.0, per_client=[2, 1.5]), r"per_client\[1\] is 1.5"),
         (
             lambda: Latencies(latency=1.0, per_client=[2]).bind(3),
-            "activations has 1 entries for 3",
+            "per_client has 1 entries for 3",
         ),
         (lambda: Latencies(latency=1.0, activations=5, scale=[1.0]).bind(2), "scale has 1 entries"),
         (

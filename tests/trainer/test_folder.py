@@ -472,7 +472,7 @@ def test_a_model_of_the_callers_own_is_given(tmp_path: Path) -> None:
     )
     result = trainer(model=network, metrics=[margin], folder=tmp_path).fit()
     found = Result.load(tmp_path)
-    assert differences(result, found) == ["adaptation", "further_metrics", "module"]
+    assert differences(result, found) == ["further_metrics", "module", "adaptation"]
     assert found.summary() == result.summary().replace(
         " or a smaller algorithm.local.lr", ""
     )  # a term of the run
