@@ -47,7 +47,7 @@ from .words import understood
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport
     from ..trainer import Result
-    from ..trainer.settings import Settings
+    from ..trainer.run_settings import Settings
 
 
 def train(words: list[str], process: Process) -> int:

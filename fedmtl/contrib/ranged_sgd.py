@@ -28,7 +28,7 @@ from torch import Tensor
 from .._check import Count
 from ..algorithms import FedSGD
 from ..algorithms.base import Problem, Public, State
-from ..algorithms.cohort import Cohort, Own
+from ..algorithms.client_batch import ClientBatch, ClientStates
 from ..algorithms.fedsgd import GRADIENT_SUM
 from ..algorithms.linear.data import Array, check_linear, records_of
 from ..algorithms.noise_level import RECORDS_SHARE
@@ -131,16 +131,16 @@ class RangedSGD(FedSGD):
         state.public["units"][1] = 1.0
         return state
 
-    def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
+    def client_update(self, c: ClientBatch) -> tuple[Mapping[str, Tensor], ClientStates]:
         """Sends the sums of the vectors of each client's records, (k, D + BINS (d + 1))."""
-        return {GRADIENT_SUM: _sums(c, self._vectors(c))}, c.own
+        return {GRADIENT_SUM: _sums(c, self._vectors(c))}, c.states
 
-    def _vectors(self, c: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
+    def _vectors(self, c: ClientBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields vectors of records (n, D + BINS (d + 1)), and the places of their clients (n,)."""
         length = _length(c.problem)
         # of clients without records there is an empty chunk all the same
         yield torch.zeros(0, length, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        for place, client in enumerate(c.ids.tolist()):
+        for place, client in enumerate(c.clients.tolist()):
             x, y = records_of(c.problem, client)
             for first in range(0, len(y), _AT_ONCE):
                 part = slice(first, first + _AT_ONCE)
@@ -149,7 +149,7 @@ class RangedSGD(FedSGD):
                     rows = self._rows(c, x[part], y[part])
                 yield torch.from_numpy(rows), torch.full((len(rows),), place)
 
-    def _rows(self, c: Cohort, x: Array, y: Array) -> Array:
+    def _rows(self, c: ClientBatch, x: Array, y: Array) -> Array:
         """Returns the vectors of some records of a client, (n, D + BINS (d + 1))."""
         size = c.problem.dimension
         rows = np.zeros((len(y), _length(c.problem)))
@@ -236,9 +236,10 @@ def range_rounds(useful: bool, noise: float, rounds: int) -> int:
     return counted
 
 
-def _sums(c: Cohort, chunks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """Returns the sums of vectors of records by client, (k, D), as :meth:`Cohort.gradient_sums`
-    returns those of gradients: clipped if single records are protected.
+def _sums(c: ClientBatch, chunks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """Returns the sums of vectors of records by client, (k, D), as
+    :meth:`ClientBatch.gradient_sums` returns those of gradients: clipped if single records are
+    protected.
 
     Args:
         c: the clients.
@@ -250,7 +251,7 @@ def _sums(c: Cohort, chunks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
     if not c.problem.protects_records:
         total = None
         for vectors, place in chunks:
-            total = clipped_segment_sums(vectors, place, len(c.ids), None, total)
+            total = clipped_segment_sums(vectors, place, len(c.clients), None, total)
         assert total is not None
         return total
     steps = c.charged_steps
@@ -259,7 +260,7 @@ def _sums(c: Cohort, chunks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
             "Single records are protected, and the ledger has charged no local steps of these "
             "clients: their vectors are added up in RangedSGD.client_update, by its cohort."
         )
-    return steps.grid_sums(c.ids, chunks)
+    return steps.grid_sums(c.clients, chunks)
 
 
 def _length(problem: Problem) -> int:

@@ -228,7 +228,7 @@ def sums_of(data: FederatedDataset, round: int, public: dict[str, Tensor], chann
     """The sums that the clients of a round send, and that a secure sum adds up."""
     made = trainer(data=data)
     problem = made.problem()
-    cohort = ranged_sgd.Cohort(
+    cohort = ranged_sgd.ClientBatch(
         problem,
         torch.arange(len(data)),
         public,
@@ -303,9 +303,9 @@ def test_sums_that_are_not_the_clipped_ones_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(
         RangedSGD,
         "client_update",
-        lambda self, c: ({"gradient_sum": 2 * original(self, c)[0]["gradient_sum"]}, c.own),
+        lambda self, c: ({"gradient_sum": 2 * original(self, c)[0]["gradient_sum"]}, c.states),
     )
-    with pytest.raises(PrivacyError, match="takes the rows that Cohort"):
+    with pytest.raises(PrivacyError, match="takes the rows that ClientBatch"):
         trainer().fit()
 
 

@@ -50,7 +50,7 @@ from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import open_channel
 from fedmtl.trainer.personalize import usual_finetuning
-from fedmtl.trainer.settings import Settings
+from fedmtl.trainer.run_settings import Settings
 from fedmtl.trainer.stages import stages_of
 from fedmtl.trainer.summary import remedy
 from tests.algorithms.harness import problem_of, run
