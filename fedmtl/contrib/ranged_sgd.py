@@ -76,7 +76,7 @@ class RangedSGD(FedSGD):
 
     name = "ranged_sgd"
     title = "FedSGD in learned ranges"
-    colour = "#b8860b"
+    colour = "#4b6a2f"
     baseline = False
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Self:
