@@ -82,17 +82,13 @@ class Average(Personalization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        numbers = isinstance(self.votes, list | tuple) and all(
-            isinstance(vote, int | float) and math.isfinite(vote) for vote in self.votes
-        )
-        if not numbers:
+        if not _are_numbers(self.votes):
             raise ConfigError(
                 f"Average.votes is {self.votes!r}; accepted: a list of finite numbers, which a run "
                 "with vote_rounds fills in."
             )
         object.__setattr__(self, "votes", tuple(self.votes))
-        halves = self.units[len(self.units) // 2 :]
-        if len(self.units) % 2 or not all(0 < half < math.inf for half in halves):
+        if not _are_units(self.units):
             raise ConfigError(
                 f"Average.units is {self.units!r}; accepted: the middles and as many half lengths "
                 "above 0 of ranges, which a run of RangedSGD fills in."
@@ -206,6 +202,20 @@ class Average(Personalization):
         candidates = Candidates.of(x, y, units.inside(base), bias, limit)
         model, weights = candidates.average(len(x), noise, self.votes)
         return units.declared(model), weights
+
+
+def _are_numbers(values: object) -> bool:
+    """Returns True for a list of finite numbers."""
+    return isinstance(values, list | tuple) and all(
+        isinstance(value, int | float) and math.isfinite(value) for value in values
+    )
+
+
+def _are_units(values: tuple[float, ...]) -> bool:
+    """Returns True for middles of ranges and as many half lengths above 0."""
+    if not _are_numbers(values) or len(values) % 2:
+        return False
+    return all(half > 0 for half in values[len(values) // 2 :])
 
 
 def candidates_of(problem: Problem, client: int, shared: Array, bias: bool) -> Candidates:
