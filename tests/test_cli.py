@@ -94,6 +94,8 @@ def process(
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
         (["experiment=pmtl_fem"], "did you mean pmtl_femnist?"),
         (["rounds=[1"], "cannot read 'rounds=[1'"),
+        (["data=table", "data.labels=[gr\u00fcn,rot]"], 'a text such as gr\u00fcn is written in quotation marks, "gr\u00fcn".'),
+        (["data=table", "data.labels=['a;b',<=50K]"], 'a text such as <=50K is written in quotation marks, "<=50K".'),
         (["check", "visits.txt"], "visits.txt is no file of a table that is read"),
         (["data=table", "data.bounds.days=[0,9]"], "data.bounds.days is no setting, as no bounds are declared yet; accepted: those of all columns, 'data.bounds={days: [LOW, HIGH]}'"),
         (["check", "visits.doc"], "cannot read 'visits.doc'; settings are written KEY=VALUE, such as rounds=200"),

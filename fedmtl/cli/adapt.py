@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shlex
 from contextlib import nullcontext
 from dataclasses import replace
@@ -129,12 +130,22 @@ def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
     return words, " ".join(shlex.quote(f"data.{name}={_flow(stored[name])}") for name in names)
 
 
+_UNQUOTED = re.compile(r"(?!(nan|inf)$)[a-z_][\w/+.%*@?| -]*", re.ASCII | re.IGNORECASE)
+
+
 class _Typed(yaml.SafeDumper):
-    """Writes texts that need quotes with double ones, which a shell takes within single ones."""
+    """Writes texts that need quotes with double ones, which a shell takes within single ones.
+
+    Hydra needs more of them than YAML: about letters that are not ASCII, and about 1e3, which it
+    reads as a number. It takes none about keys.
+    """
 
     def choose_scalar_style(self) -> str:
         style: str = super().choose_scalar_style()
-        if style == "'":
+        scalar = self.event
+        assert isinstance(scalar, yaml.ScalarEvent)
+        text = scalar.tag == "tag:yaml.org,2002:str" and not self.simple_key_context
+        if style == "'" or (text and not _UNQUOTED.fullmatch(scalar.value)):
             return '"'
         return style
 

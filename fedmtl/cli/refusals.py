@@ -31,6 +31,9 @@ _SWITCHES = {  # words in the place of an option of a group, and the meaning
     "privacy=true": "privacy=client protects whole clients, privacy=record single records",
     "privacy=false": "privacy=none trains without noise",
 }
+_IN_QUOTES = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
+_PLAIN = r"[^\s,:()\[\]{}'\"]"  # of a text without quotes
+_STRANGE = re.compile(rf"{_PLAIN}*[^\w\s/\\+.$%*@?|:=~,()\[\]{{}}'\"-]{_PLAIN}*", re.ASCII)
 _LISTS = (
     "data.features", "data.labels", "data.one_hot", "data.missing", "baselines", "metrics"
 )  # fmt: skip
@@ -62,8 +65,7 @@ def _refused(error: Exception, words: Sequence[str]) -> ConfigError:
         if word.lower() in _SWITCHES:
             return ConfigError(f"{word} is no choice: {_SWITCHES[word.lower()]}.")
     if isinstance(error, OverrideParseException):
-        text = f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200"
-        return ConfigError(f"{text} ({first_line(error)}).")
+        return _of_grammar(error)
     if several := _SEVERAL.search(str(error)):
         return _of_several(*several.groups())
     if isinstance(error, MissingConfigException) and error.options:
@@ -116,6 +118,22 @@ def _is_of_torchvision(name: str) -> bool:
     if not re.fullmatch(r"[a-z]+_?[a-z]*\d+[a-z0-9_]*", name):
         return False
     return name in vision_models.list_models()
+
+
+def _of_grammar(error: OverrideParseException) -> ConfigError:
+    """Returns the error of a word that Hydra's grammar does not take: of a text that needs
+    quotation marks, or of the form."""
+    word = str(error.override)
+    value = word.partition("=")[2]
+    strange = _STRANGE.search(_IN_QUOTES.sub("", value))
+    if strange is None:
+        text = f"cannot read {word!r}; settings are written KEY=VALUE, such as rounds=200"
+        return ConfigError(f"{text} ({first_line(error)}).")
+    return ConfigError(
+        f"cannot read {word!r}: a text such as {strange[0]} is written in quotation marks, "
+        f'"{strange[0]}". The name of a column cannot be: bounds of one with such letters stand in '
+        "a file, of which fedmtl check TABLE writes a draft."
+    )
 
 
 def _of_several(key: str, text: str) -> ConfigError:

@@ -15,6 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
 from safetensors.torch import load_file
 
 from fedmtl import (
@@ -38,6 +40,7 @@ from fedmtl.algorithms import PPDMTL, Personalization
 from fedmtl.algorithms import finetune as finetuning
 from fedmtl.audit.independence import independence
 from fedmtl.audit.rerun import watched
+from fedmtl.cli.adapt import _flow
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.report import canvas
@@ -692,6 +695,39 @@ def test_a_table_of_new_clients_that_is_coded_in_another_way_is_refused(
         run.adapt(new)
     other_ids = table_of("b", 1).rename(columns={"who": "shop"})
     run.adapt(load_data("table", path=other_ids, **{**COLUMNS, "client": "shop"}))
+
+
+def test_kept_settings_can_be_typed_again() -> None:
+    parser = OverridesParser.create()
+    categories = [
+        "gr\u00fcn",
+        "a;b",
+        "x y",
+        "null",
+        "1",
+        "1e3",
+        "<=50K",
+        "it's",
+        "",
+        "a,b",
+        "c-d",
+        "1980-01-01",
+    ]
+    bounds = {"kind": categories, "size": [0, 1.5, -3, None, 1e-9]}
+    for value in (bounds, categories, "Gr\u00f6\u00dfe", None, True, 3):
+        typed = parser.parse_override(f"data.x={_flow(value)}").value()
+        assert plain(typed) == value
+
+
+def plain(value: object) -> object:
+    """Returns what Hydra has read, with its quoted texts as texts."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    return value
 
 
 def test_the_command_keeps_the_columns_of_the_run(tmp_path, monkeypatch, capsys) -> None:
