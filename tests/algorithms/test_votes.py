@@ -311,5 +311,5 @@ def test_a_vote_of_what_is_no_number_is_none() -> None:
     x, y, shared = rows(3, 4)
     assert not vote(x, y, np.full(5, np.nan), True, 1.0).any()
     assert not vote(x, y, np.full(5, 1e200), True, np.inf).any()
-    assert np.linalg.norm(vote(x[:1], y[:1], shared, True, 1.0)) == pytest.approx(1.0)
+    assert np.linalg.norm(vote(x[:2], y[:2], shared, True, 1.0)) == pytest.approx(1.0)
     assert proximal_point._FAR > 1e3  # above clip norms in use

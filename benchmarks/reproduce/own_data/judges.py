@@ -511,10 +511,11 @@ READERS: dict[str, Callable[[str], pd.DataFrame]] = {
 }
 
 
-def frame_of(judge: Judge) -> pd.DataFrame:
-    """Return the rows without missing values of a panel, of one of ``every`` clients."""
+def frame_of(judge: Judge, raw: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return the rows without missing values of a panel, of one of ``every`` clients; ``raw`` is its table, read from
+    its package if it is None."""
     columns = [judge.client, judge.target, *judge.numbers, *judge.texts]
-    frame = READERS[judge.package](judge.name)[columns]
+    frame = (READERS[judge.package](judge.name) if raw is None else raw)[columns]
     numbers = list(judge.numbers)
     if not judge.labels:
         numbers.append(judge.target)

@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "comparison"), str(HERE.parents[2])]
 
 from judges import TABLES  # noqa: E402
+from pairs import PAIRS, as_judge  # noqa: E402
 from settings import half_size  # noqa: E402
 
 from fedmtl import FederatedDataset, load_data  # noqa: E402
@@ -285,9 +286,10 @@ def panels(wide: float = 1.0) -> dict[str, Source]:
 
 
 def judges(wide: float = 1.0) -> dict[str, Source]:
-    """The panels of :mod:`judges`, with ranges that are ``wide`` times too wide."""
+    """The panels of :mod:`judges` and :mod:`pairs`, with ranges that are ``wide`` times too wide."""
     names = "" if wide == 1.0 else f"{wide:g}"
     said = "" if wide == 1.0 else f", ranges {wide:g} times"
+    tables = {**TABLES, **{name: as_judge(pair) for name, pair in PAIRS.items()}}
     return {
         f"{name}{names}": Source(
             f"{judge.title}{said}",
@@ -302,7 +304,7 @@ def judges(wide: float = 1.0) -> dict[str, Source]:
             ),
             by_hand=(),
         )
-        for name, judge in TABLES.items()
+        for name, judge in tables.items()
     }
 
 

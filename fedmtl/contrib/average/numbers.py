@@ -56,7 +56,8 @@ def average_numbers(
 def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
     """Returns the vote of a client on the candidates.
 
-    It is the distance of the error of each below their mean, as a vector of length 1.
+    It is the distance of the error of each below their mean, as a vector of length 1. A client with
+    a single record has none: without that record it knows nothing, which no model is to blame for.
 
     Args:
         x: see :func:`average_numbers`.
@@ -66,8 +67,8 @@ def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
         limit: see :func:`average_numbers`.
 
     Returns:
-        (:func:`vote_size`,), that of ``local`` first; zeros if a candidate is not finite, or if all
-        are alike.
+        (:func:`vote_size`,), that of ``local`` first; zeros of a single record, if a candidate is
+        not finite, or if all are alike.
     """
     return Candidates.of(x, y, shared, bias, limit).vote(len(x))
 
@@ -176,7 +177,7 @@ class Candidates:
         errors = np.append(np.exp(-4 / records * local), self.errors[own:])
         gains = errors.mean() - errors
         length = np.linalg.norm(gains)
-        if not 0 < length < math.inf:
+        if records == 1 or not 0 < length < math.inf:
             return np.zeros_like(gains)
         direction: Array = gains / length
         return direction

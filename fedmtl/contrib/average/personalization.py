@@ -31,6 +31,7 @@ _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
 VOTES = 15.0
 """The most that the mean vote of clients weighs."""
 _VOTE_NOISE = 0.5  # the largest standard deviation of the noise of log weights by votes
+_AGAINST_LOCAL = 3.0  # standard deviations of the noise of a vote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Average(Personalization):
         units: middles and half lengths of the ranges of the features and of a real target, in whose
             units clients average; a run of :class:`RangedSGD` fills them in. Empty for the declared
             ranges.
+        single: True lets clients with a single record of a real target average models as the others
+            do; False leaves them ``local`` to the digit. A run with votes decides it.
 
     Raises:
         ConfigError: a noise below 0, votes that are not finite, or units that are none.
@@ -73,6 +76,7 @@ class Average(Personalization):
     noise: Annotated[float, Range(lambda v: v >= 0, "a number of at least 0")] | None = None
     votes: tuple[float, ...] = ()
     units: tuple[float, ...] = ()
+    single: bool = True
 
     name = "average"
     kind = "average"
@@ -137,15 +141,22 @@ class Average(Personalization):
 
     def informed(self, public: Public) -> Self:
         """Returns the settings with the log weights of the released votes, if the run has voted,
-        and the units of the columns, if it has learned them."""
+        and the units of the columns, if it has learned them.
+
+        Clients with a single record keep to ``local`` unless the mean vote is against it by more
+        than three standard deviations of its noise.
+        """
         if "units" in public:
             return replace(self, units=tuple(public["units"].flatten().tolist()))
         if "votes" not in public:
             return self
         weight = VOTES
-        if noise := float(public["vote_noise"]):
+        noise = float(public["vote_noise"])
+        if noise:
             weight = min(VOTES, _VOTE_NOISE / noise)
-        return replace(self, votes=tuple((weight * public["votes"].double()).tolist()))
+        votes = public["votes"].double()
+        single = float(votes[0]) < -_AGAINST_LOCAL * noise
+        return replace(self, votes=tuple((weight * votes).tolist()), single=single)
 
     def personalize(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         """Averages the models of each client, (k, D + 4): the average and the weights of the
@@ -193,14 +204,20 @@ class Average(Personalization):
         """Returns the average of the candidates of one client for a real target, in the learned
         units of the columns if there are some, and the weights of the :data:`PARTS`."""
         noise = self.noise or 0.0
+        count = int(problem.data.train.counts[client])
+        votes = self.votes
+        if count == 1 and not self.single:
+            # any share of another model, however small, can be all of the error of a client whose
+            # records repeat
+            noise = math.inf
+            votes = ()
         if not self.units:
-            candidates = candidates_of(problem, client, base, bias)
-            return candidates.average(int(problem.data.train.counts[client]), noise, self.votes)
+            return candidates_of(problem, client, base, bias).average(count, noise, votes)
         units = Units.of(self.units)
         x, y = units.records(*records_of(problem, client))
         limit = units.limit(problem.data.limit)
         candidates = Candidates.of(x, y, units.inside(base), bias, limit)
-        model, weights = candidates.average(len(x), noise, self.votes)
+        model, weights = candidates.average(count, noise, votes)
         return units.declared(model), weights
 
 
