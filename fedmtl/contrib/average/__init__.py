@@ -71,8 +71,8 @@ length 1, so one client moves the sum of votes by 1 if its data are taken away, 
 replaced: it is clipped, noised and charged like the other rows of a run. One record can turn the
 vote of its client, so that votes are not taken if single records are protected.
 
-*Clients with a single record.* How far the records of one client differ is what decides between its
-own model and a shared one, and a single record does not show it. If no client has two, no release
+*Clients with a single record.* Whether a client's own model is better than a shared one depends on
+how far its records differ, and a single record does not show that. If no client has two, no release
 shows it either: the law of one record a client is the same whether a second one repeats the first
 or has nothing in common with it. In the first case the error of ``local`` is as small as may be, so
 that of all rules ``local`` to the digit alone is never worse by any factor. A client with a single
