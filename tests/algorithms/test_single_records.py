@@ -38,7 +38,7 @@ def table(records: list[int], level: float = 0.0, seed: int = 0) -> FederatedDat
 
 def averages(data: FederatedDataset, shared: torch.Tensor, settings: Average) -> torch.Tensor:
     problem = problem_of(data, model=models.linear_regression(), rounds=20)
-    return settings.reach(problem, shared, torch.arange(len(data)))
+    return settings.personalize(problem, shared, torch.arange(len(data)))
 
 
 def test_without_others_one_record_is_the_model_to_the_digit() -> None:
