@@ -76,6 +76,12 @@ class Automatic:
     network: bool
     clients: int
 
+    @property
+    def votes(self) -> int:
+        """Returns the number of last rounds in which clients vote on the models that they
+        average."""
+        return vote_rounds(self.algorithm, self.rounds)
+
     def text(self) -> str:
         """Returns the choices and their reasons."""
         clip = "no clip"
@@ -89,8 +95,8 @@ class Automatic:
                 clip += f" at first, then about the {kind} of the updates' norms"
         schedule = self.schedule.bind(self.clients).describe()
         rounds = f"{self.rounds} rounds"
-        if votes := vote_rounds(self.algorithm, self.rounds):
-            rounds += f" (the last {votes} of votes on models)"
+        if self.votes:
+            rounds += f" (the last {self.votes} of votes on models)"
         if isinstance(self.algorithm, RangedSGD):
             rounds += (
                 f" (the first {self.algorithm.range_rounds} of counts for the ranges of the "

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from .._rounding import rounded_up
 from .._text import counted
 from ..contrib.automatic import automatic
-from ..contrib.proximal_point import vote_rounds
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local.losses import Loss
@@ -106,7 +105,7 @@ def check(
         single = int((counts == 1).sum())
         if single:
             consequence = "after the run compare with local"
-            if vote_rounds(chosen.algorithm, chosen.rounds):
+            if chosen.votes:
                 consequence = "they keep to it unless clients with more rows vote for sharing"
             lines.append(
                 f"clients with a single training row, private: {single:,}; none of them can tell "
