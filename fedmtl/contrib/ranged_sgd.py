@@ -17,7 +17,7 @@ cost as much as any other round. From the released sums server and clients compu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -180,10 +180,10 @@ class RangedSGD(FedSGD):
             return self._counted(problem, public, released, value[size:])
         units = Units.of(public["units"].double().cpu().numpy())
         names = [name for name in ("global", "mean") if name in public]
-        inside = {name: _moved(public[name], units.inside) for name in names}
+        inside = {name: _in_units(public[name], units.inside) for name in names}
         gradient = replace(released, values={GRADIENT_SUM: value[:size]})
         moved = super().server_update(problem, {**public, **inside}, gradient)
-        return {**moved, **{name: _moved(moved[name], units.declared) for name in names}}
+        return {**moved, **{name: _in_units(moved[name], units.declared) for name in names}}
 
     def _counted(
         self, problem: Problem, public: Public, released: Released, sums: Tensor
@@ -268,5 +268,6 @@ def _length(problem: Problem) -> int:
     return problem.dimension * (1 + BINS)
 
 
-def _moved(model: Tensor, units: object) -> Tensor:
-    return torch.from_numpy(units(model.double().cpu().numpy())).to(model)  # type: ignore[operator]
+def _in_units(model: Tensor, change: Callable[[Array], Array]) -> Tensor:
+    """Returns a model (D,) in other units, by :meth:`Units.inside` or :meth:`Units.declared`."""
+    return torch.from_numpy(change(model.double().cpu().numpy())).to(model)
