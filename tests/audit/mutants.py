@@ -1471,7 +1471,7 @@ def _raw_gradients(original, self, run):
     """Local training on the records themselves, after the private run."""
     records = self.problem.data.train
     trained = original(self, run)
-    first = records.x[records.offsets[self.ids]].double().mean(1, keepdim=True)
+    first = records.x[records.offsets[self.clients]].double().mean(1, keepdim=True)
     return (trained + 1e-3 * first).to(trained)
 
 
