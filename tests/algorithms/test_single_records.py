@@ -47,7 +47,7 @@ def test_without_others_one_record_is_the_model_to_the_digit() -> None:
     shared = torch.tensor([0.3, -0.2, 0.1])
     votes = (0.7, *[-0.1] * (CANDIDATES - 1))
     usual = Average(noise=0.5, votes=votes)
-    found = averages(data, shared, replace(usual, single=False))
+    found = averages(data, shared, replace(usual, average_single=False))
     as_ever = averages(data, shared, usual)
     alone = averages(data, shared, Average(noise=math.inf))
     assert torch.equal(found[1], as_ever[1])
@@ -65,7 +65,7 @@ def test_the_level_is_three_deviations_of_the_noise(noise: float) -> None:
             "votes": torch.tensor([deviations * noise, *[0.0] * (CANDIDATES - 1)]),
             "vote_noise": torch.tensor([noise]),
         }
-        assert Average(noise=0.5).informed(public).single == single
+        assert Average(noise=0.5).informed(public).average_single == single
     assert 1 / norm.cdf(-3) == pytest.approx(740, rel=2e-3)
 
 
@@ -73,8 +73,19 @@ def test_the_level_is_three_deviations_of_the_noise(noise: float) -> None:
 def test_without_noise_the_sign_decides(vote_on_local: float, single: bool) -> None:
     votes = torch.tensor([vote_on_local, *[0.0] * (CANDIDATES - 1)])
     public = {"votes": votes, "vote_noise": torch.zeros(1)}
-    assert Average(noise=0.5).informed(public).single == single
-    assert Average(noise=0.5).informed({"global": torch.zeros(2)}).single
+    assert Average(noise=0.5).informed(public).average_single == single
+    assert Average(noise=0.5).informed({"global": torch.zeros(2)}).average_single is None
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_choice_of_the_user_stands_whatever_the_votes(chosen: bool) -> None:
+    for vote in (-1.0, 1.0):
+        public = {
+            "votes": torch.tensor([vote, *[0.0] * (CANDIDATES - 1)]),
+            "vote_noise": torch.zeros(1),
+        }
+        settings = Average(noise=0.5, average_single=chosen).informed(public)
+        assert settings.average_single is chosen
 
 
 def seen_by(data: FederatedDataset, seed: int, privacy: ClientPrivacy) -> dict[str, torch.Tensor]:

@@ -51,8 +51,9 @@ class Average(Personalization):
         units: middles and half lengths of the ranges of the features and of a real target, in whose
             units clients average; a run of :class:`RangedSGD` fills them in. Empty for the declared
             ranges.
-        single: True lets clients with a single record of a real target average models as the others
-            do; False leaves them ``local`` to the digit. A run with votes decides it.
+        average_single: True lets clients with a single record of a real target average models as
+            the others do; False leaves them ``local`` to the digit. None: by the votes of the run,
+            and True for a run without votes.
 
     Raises:
         ConfigError: a noise below 0, votes that are not finite, or units that are none.
@@ -76,7 +77,7 @@ class Average(Personalization):
     noise: Annotated[float, Range(lambda v: v >= 0, "a number of at least 0")] | None = None
     votes: tuple[float, ...] = ()
     units: tuple[float, ...] = ()
-    single: bool = True
+    average_single: bool | None = None
 
     name = "average"
     kind = "average"
@@ -155,8 +156,10 @@ class Average(Personalization):
         if noise:
             weight = min(VOTES, _VOTE_NOISE / noise)
         votes = public["votes"].double()
-        single = float(votes[0]) < -_AGAINST_LOCAL * noise
-        return replace(self, votes=tuple((weight * votes).tolist()), single=single)
+        single = self.average_single
+        if single is None:
+            single = float(votes[0]) < -_AGAINST_LOCAL * noise
+        return replace(self, votes=tuple((weight * votes).tolist()), average_single=single)
 
     def personalize(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         """Averages the models of each client, (k, D + 4): the average and the weights of the
@@ -206,7 +209,7 @@ class Average(Personalization):
         noise = self.noise or 0.0
         count = int(problem.data.train.counts[client])
         votes = self.votes
-        if count == 1 and not self.single:
+        if count == 1 and self.average_single is False:
             # any share of another model, however small, can be all of the error of a client whose
             # records repeat
             noise = math.inf
