@@ -107,8 +107,8 @@ def check(
             consequence = "after the run compare with local"
             if chosen.votes:
                 consequence = (
-                    "they keep to it unless clients with more rows vote for sharing; finetune=average "
-                    "finetune.average_single=true lets them share"
+                    "they keep to it unless clients with more rows vote for sharing; "
+                    "finetune=average finetune.average_single=true lets them share"
                 )
             lines.append(
                 f"clients with a single training row, private: {single:,}; none of them can tell "

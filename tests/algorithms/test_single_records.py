@@ -79,9 +79,9 @@ def test_without_noise_the_sign_decides(vote_on_local: float, single: bool) -> N
 
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_choice_of_the_user_stands_whatever_the_votes(chosen: bool) -> None:
-    for vote in (-1.0, 1.0):
+    for vote_on_local in (-1.0, 1.0):
         public = {
-            "votes": torch.tensor([vote, *[0.0] * (CANDIDATES - 1)]),
+            "votes": torch.tensor([vote_on_local, *[0.0] * (CANDIDATES - 1)]),
             "vote_noise": torch.zeros(1),
         }
         settings = Average(noise=0.5, average_single=chosen).informed(public)
