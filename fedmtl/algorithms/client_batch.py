@@ -254,7 +254,7 @@ class ClientBatch:
             PrivacyError: single records are protected, and the round has charged no local steps.
         """
         problem = self.problem
-        run = LocalTraining(
+        training = LocalTraining(
             problem.data,
             problem.loss,
             solver,
@@ -266,7 +266,7 @@ class ClientBatch:
             moving=moving,
             correction=correction,
         )
-        return self._trained(run)
+        return self._trained(training)
 
     def train_mixture(
         self, solver: LocalSolver, start: Tensor, mixture: Mixture
@@ -289,8 +289,10 @@ class ClientBatch:
         problem = self.problem
         # a copy, which the steps move
         moved = replace(mixture, models=mixture.models.clone(), weights=mixture.weights.clone())
-        run = LocalTraining(problem.data, problem.loss, solver, self.round, start, mixture=moved)
-        return self._trained(run), moved
+        training = LocalTraining(
+            problem.data, problem.loss, solver, self.round, start, mixture=moved
+        )
+        return self._trained(training), moved
 
     def gradient_sums(self, models: Tensor, plan: GradientPlan) -> Tensor:
         """Returns the sum of the gradients of each client's records that are drawn for this round.
@@ -310,11 +312,13 @@ class ClientBatch:
         """
         problem = self.problem
         # the step size has no effect, as nothing is trained
-        run = LocalTraining(problem.data, problem.loss, LocalSGD(lr=1.0), self.round, models)
+        training = LocalTraining(problem.data, problem.loss, LocalSGD(lr=1.0), self.round, models)
         if problem.protects_records:
-            parts = clipped_gradient_sums(run, problem.executor, self.clients, self._needed_steps())
+            parts = clipped_gradient_sums(
+                training, problem.executor, self.clients, self._needed_steps()
+            )
         else:
-            parts = plain_sums(run, problem.executor, self.clients, plan, problem.seed)
+            parts = plain_sums(training, problem.executor, self.clients, plan, problem.seed)
         return torch.cat([sums.clone() for sums in parts])
 
     def _needed_steps(self) -> LocalSteps:
@@ -326,7 +330,7 @@ class ClientBatch:
             )
         return self.charged_steps
 
-    def _trained(self, run: LocalTraining) -> Tensor:
+    def _trained(self, training: LocalTraining) -> Tensor:
         """Trains the clients, and counts those whose models are not finite.
 
         Returns:
@@ -334,12 +338,12 @@ class ClientBatch:
         """
         problem = self.problem
         if problem.protects_records:
-            models = self._train_on_records(run)
-        elif self.piece is not None and self.piece.trains(run, self.clients):
-            models = self.piece.train(run, problem.executor)
+            models = self._train_on_records(training)
+        elif self.piece is not None and self.piece.trains(training, self.clients):
+            models = self.piece.train(training, problem.executor)
         else:
             models = train_on_batches(
-                run, problem.executor, self.clients, seed=problem.seed, cohort=self.cohort
+                training, problem.executor, self.clients, seed=problem.seed, cohort=self.cohort
             )
         tally = problem.tally
         # personal models are no local trainings of a round
@@ -347,19 +351,19 @@ class ClientBatch:
             return models
         tally.trained += len(self.clients)
         tally.diverged += int(not_finite(models))
-        if run.mixture is not None and not problem.protects_records:
+        if training.mixture is not None and not problem.protects_records:
             tally.trained += len(self.clients)
-            tally.diverged += int(not_finite(run.mixture.models))
+            tally.diverged += int(not_finite(training.mixture.models))
         return models
 
-    def _train_on_records(self, run: LocalTraining) -> Tensor:
+    def _train_on_records(self, training: LocalTraining) -> Tensor:
         """Trains by DP-SGD on the local steps that are charged."""
-        if run.divergence is not None:
+        if training.divergence is not None:
             measured = "A pull that is measured on a client's records"
             raise ConfigError(f"{measured} has no release; use privacy=client.")
         if self.round == AFTER:
-            return run.start.to(self.initial).expand(len(self.clients), -1).clone()
-        return train_on_records(run, self.problem.executor, self.clients, self._needed_steps())
+            return training.start.to(self.initial).expand(len(self.clients), -1).clone()
+        return train_on_records(training, self.problem.executor, self.clients, self._needed_steps())
 
 
 def personal_fields(problem: Problem) -> Fields:

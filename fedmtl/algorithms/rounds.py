@@ -256,6 +256,7 @@ class RoundAlgorithm(Algorithm):
         store = state.private
         method = type(self).__name__
         cohort = block.cohort.sort().values  # as the store's rows
+        # those of the cohort that this process computes, all of them without further ranks
         mine = ClientBatch(
             problem=problem,
             clients=cohort[problem.places_here(cohort)],
@@ -300,8 +301,8 @@ class RoundAlgorithm(Algorithm):
     ) -> list[tuple[ClientBatch, Tensor | None]]:
         """Returns the clients of a round of :class:`~fedmtl.Buffered` by the state they start from.
 
-        A client starts from the public state of the moment at which it was asked; ``state`` keeps
-        those that later rounds may use.
+        A client starts from the public state of the round in which the server sent it the model;
+        ``state`` keeps those that later rounds may use.
         """
         self.check_starts()
         ascending = block.ascending()

@@ -118,7 +118,7 @@ def _epsilon_without_ledger(run: FinishedRun) -> Answer:
         return [], "0: nothing is released"
     why = "there is no ledger whose chain holds"
     if run.result.get("replicates"):
-        why = "repetitions are simulations, whose charges are not kept"
+        why = "replicates are simulations, whose charges are not kept"
     raise NotCovered(f"{why}, so there is nothing to compute it from")
 
 

@@ -2,7 +2,7 @@
 
 A run's releases are recorded. It is repeated with the data of a single client replaced and the
 releases forced to the recording: everything that another client has, keeps or hands to a release
-must be the same to the last bit, its tensors in the store after every event, its row of every
+must be the same to the last bit, its tensors in the store after every block, its row of every
 release, its personal model at the end.
 """
 
@@ -56,8 +56,8 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
             whose = f"client {ids[client]!r}"
         wrong = [
             f"{value} of client {ids[other]!r} depends on the data of {whose} otherwise than "
-            f"through the releases, first {when(event)}"
-            for event, value, other in sorted(key for key in pairs if key[2] not in changed)
+            f"through the releases, first {when(block)}"
+            for block, value, other in sorted(key for key in pairs if key[2] not in changed)
         ]
         detail = (
             "numbers of clients whose data stay that differ, the data of others replaced and "

@@ -98,7 +98,7 @@ class Interval(Checked, RunAudit):
             return RecordCanaryRounds
         return CanaryRounds
 
-    def plant(self, settings: Trainer, channel: Any, own: Tensor) -> None:
+    def plant(self, settings: Trainer, channel: Any, counts: Tensor) -> None:
         """Adds invented clients, or records of the clients, with a fair coin for each."""
         costs = channel.costs
         if not channel.releases_anything or costs is None:
@@ -110,14 +110,14 @@ class Interval(Checked, RunAudit):
                 f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that "
                 "holds; leave audit out."
             )
-        # the mechanism decides: rows of clients, or gradients of records
+        # the releases decide: rows of clients, or gradients of records
         if channel.records is None:
             channel.canaries = Canaries(
                 self.canaries, len(settings.data), channel.sampler, settings.seed
             )
             channel.canaries.check(channel.releases)
         else:
-            _plant_records(channel, own, settings.seed)
+            _plant_records(channel, counts, settings.seed)
 
     def certificate(self, channel: Any, epsilon: float, change: Tensor | None) -> dict[str, Any]:
         """Returns the claim, the guesses of each attack, and the bounds that they prove."""
@@ -144,7 +144,7 @@ class Interval(Checked, RunAudit):
             final = _final_scores(channel, change)
             if final is not None:
                 scores[MODEL] = final
-        # The certificate is about the account that has paid most among those with canaries.
+        # The certificate is about the account with the most charges among those with canaries.
         account = int(accounts[spent[accounts].argmax()])
         record["dependence"] = dependence
         record["canaries"] = len(planted)
@@ -155,17 +155,17 @@ class Interval(Checked, RunAudit):
         return with_bounds(record, costs.kinds[kinds[account]])
 
 
-def _plant_records(channel: Any, own: Tensor, seed: int) -> None:
+def _plant_records(channel: Any, counts: Tensor, seed: int) -> None:
     """Adds canaries that are records of clients."""
     records = channel.records
-    channel.canaries = RecordCanaries(records.plan, own, records.law, channel.bound, seed)
+    channel.canaries = RecordCanaries(records.plan, counts, records.law, channel.bound, seed)
     if len(np.unique(channel.costs.kind_of[0][channel.canaries.clients])) > 1:
         raise PrivacyError(
             "Canaries join clients of one cost; give one epsilon to all clients, "
             "or leave audit out."
         )
     if isinstance(channel, ActivationChannel):
-        records.counts = own.numpy()  # canaries have no rows
+        records.counts = counts.numpy()  # canaries have no rows
 
 
 def _final_scores(channel: Any, change: Tensor | None) -> Tensor | None:

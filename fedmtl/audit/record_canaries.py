@@ -29,7 +29,7 @@ class RecordCanaries(Coins):
     Args:
         plan: of the gradients, with the canaries among the numbers of records, behind each client's
             own.
-        own: int64 (n,), the clients' numbers of records without canaries.
+        counts: int64 (n,), the clients' numbers of records without canaries.
         law: of the noise, at a multiplier of 1.
         bound: C, on the gradient of a record.
         seed: of the coins and the directions.
@@ -42,18 +42,18 @@ class RecordCanaries(Coins):
     """
 
     def __init__(
-        self, plan: GradientPlan, own: Tensor, law: NoiseLaw, bound: float, seed: int
+        self, plan: GradientPlan, counts: Tensor, law: NoiseLaw, bound: float, seed: int
     ) -> None:
-        added = torch.from_numpy(plan.counts) - own
+        added = torch.from_numpy(plan.counts) - counts
         self.clients = added.nonzero()[:, 0]
         # the same for all that have any, as the plan was made
         self.each = int(added.max())
-        super().__init__(len(self.clients) * self.each, len(own), seed)
-        numbers = own[self.clients].unique().tolist()
+        super().__init__(len(self.clients) * self.each, len(counts), seed)
+        numbers = counts[self.clients].unique().tolist()
         self.own_records = None
         if len(numbers) == 1:
             self.own_records = numbers[0]
-        self._own = own
+        self._counts = counts
         self._law = law
         self._bound = bound
         self._rates = torch.from_numpy(plan.rates)
@@ -65,7 +65,7 @@ class RecordCanaries(Coins):
         )
         self._dimension = plan.dimension
         # -1 for a client without canaries
-        self._group = torch.full_like(own, -1)
+        self._group = torch.full_like(counts, -1)
         self._group[self.clients] = torch.arange(len(self.clients))
         self._drawn: dict[int, Tensor] = {}
 
@@ -77,11 +77,11 @@ class RecordCanaries(Coins):
     def without(self, clients: Tensor, positions: Tensor, drawn: Tensor) -> Tensor:
         """Returns the drawn positions (A, B) of ``clients`` that are records of their own, as a
         mask, and notes the canaries."""
-        planted = drawn & (positions >= self._own[clients][:, None])
+        planted = drawn & (positions >= self._counts[clients][:, None])
         for row in planted.any(1).nonzero()[:, 0].tolist():
             client = int(clients[row])
             # canaries are numbered behind the client's own records
-            self._drawn[client] = positions[row, planted[row]] - self._own[client]
+            self._drawn[client] = positions[row, planted[row]] - self._counts[client]
         return drawn & ~planted
 
     def draw(self, client: int, drawn: np.ndarray | None) -> None:
@@ -91,7 +91,7 @@ class RecordCanaries(Coins):
             if drawn is None:
                 part = np.ones(self.each)
             else:
-                part = drawn[int(self._own[client]) :]
+                part = drawn[int(self._counts[client]) :]
             self._drawn[client] = torch.from_numpy(np.flatnonzero(part))
 
     def gradients(self, clients: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,17 +175,17 @@ class CanaryActivations(Planted, ActivationChannel):
 
     canaries: RecordCanaries
 
-    def _noised(self, total: np.ndarray, start: int, window: ChargedBlock) -> np.ndarray:
-        clients = torch.from_numpy(window.receipt.clients[start])
+    def _noised(self, total: np.ndarray, start: int, block: ChargedBlock) -> np.ndarray:
+        clients = torch.from_numpy(block.receipt.clients[start])
         client = int(clients[0])
         if client < 0:
-            return super()._noised(total, start, window)
-        drawn = self.records.drawn(client, window.receipt.uses[start], np.arange(1))
+            return super()._noised(total, start, block)
+        drawn = self.records.drawn(client, block.receipt.uses[start], np.arange(1))
         self.canaries.draw(client, None if drawn is None else drawn[0])
         added = self.records.of_chunks([self.canaries.gradients(clients)], clients)
-        value = super()._noised(total + added.numpy(), start, window)
-        rest = value * window.divisors[start] - total
+        value = super()._noised(total + added.numpy(), start, block)
+        rest = value * block.divisors[start] - total
         self.canaries.observe(
-            clients, torch.from_numpy(rest), torch.from_numpy(window.scales[start])
+            clients, torch.from_numpy(rest), torch.from_numpy(block.scales[start])
         )
         return value

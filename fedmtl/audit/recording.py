@@ -208,25 +208,25 @@ class _RecordedSteps(LocalSteps):
 class RecordedActivations(_Recorded, ActivationChannel):
     """Activations whose releases are recorded, tapped and replayed."""
 
-    def _sums(self, gradients: Sequence[Gradients], window: ChargedBlock, start: int) -> np.ndarray:
+    def _sums(self, gradients: Sequence[Gradients], block: ChargedBlock, start: int) -> np.ndarray:
         # as with local steps: the value is that of the recording
         if self.replays and self.tap is None:
             return np.zeros((self.replicates, self.records.plan.dimension))
-        sums = super()._sums(gradients, window, start)
+        sums = super()._sums(gradients, block, start)
         if self.tap is not None:
-            step = window.receipt.first + start
-            clients = window.receipt.clients[start].tolist()
+            step = block.receipt.first + start
+            clients = block.receipt.clients[start].tolist()
             for client, row in zip(clients, torch.tensor(sums), strict=True):
                 # -1 is no client: one without records, or at its cap
                 if client >= 0:
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
         return sums
 
-    def _noised(self, total: np.ndarray, start: int, window: ChargedBlock) -> np.ndarray:
-        step = window.receipt.first + start
+    def _noised(self, total: np.ndarray, start: int, block: ChargedBlock) -> np.ndarray:
+        step = block.receipt.first + start
         if self.replays:
             value: np.ndarray = self.replayed(step, GRADIENT).numpy()
         else:
-            value = super()._noised(total, start, window)
+            value = super()._noised(total, start, block)
         self.note(step, GRADIENT, torch.from_numpy(value))
         return value

@@ -43,7 +43,8 @@ AGAIN = 2
 _EVALUATED = 32  # clients, at most, whose models are scored and finetuned
 
 Marks = dict[tuple[int, str, int], str]
-"""(number of the event, -1 before the first; name; client, -1 of public values) -> hash."""
+"""(number of the step or of the block, -1 before the first; name; client, -1 of public values) ->
+hash."""
 
 
 @dataclass
@@ -51,10 +52,10 @@ class Notes:
     """The hashes of the values that a run computed, and its published files.
 
     Attributes:
-        public: the public state, the shared model and the clip norms, after every event.
-        store: the tensors that clients keep, after every event.
+        public: the public state, the shared model and the clip norms, after every block.
+        store: the tensors that clients keep, after every block.
         messages: rows that are handed to releases, and the personal models at the end.
-        first: the clients of the first event.
+        first: the clients of the first block.
         drawn: places of the records of each local step, by (round, number of the step, client),
             int64 (k,).
         releases: (step, name, value) of all that was released.
@@ -151,14 +152,14 @@ class _Watching(Engine):
             cohorts, unless participations are charged.
         replay, tapped: see :func:`watched`.
         notes: of the run.
-        event: number of the last event.
+        last_block: its number, from 0; -1 before the first one.
     """
 
     secret: NoiseSource
     replay: Recording | None
     tapped: bool
     notes: Notes = field(default_factory=Notes)
-    event: int = -1
+    last_block: int = -1
 
     def open(self, plan: RunPlan, resume: bool) -> RoundChannel | ActivationChannel:
         options: dict[str, Any] = {
@@ -196,7 +197,7 @@ class _Watching(Engine):
         self, plan: RunPlan, channel: RoundChannel | ActivationChannel, state: State, block: Block
     ) -> State:
         state = super().step(plan, channel, state, block)
-        self.event += 1
+        self.last_block += 1
         self.notes.first = self.notes.first or tuple(
             k for k in block.clients.flatten().tolist() if k >= 0
         )
@@ -243,9 +244,9 @@ class _Watching(Engine):
                 f"clip norm of {name}": norm for name, norm in self.channel.norms().items()
             }
         for name, value in public.items():
-            _note(self.notes.public, self.event, name, torch.tensor([-1]), value[None])
+            _note(self.notes.public, self.last_block, name, torch.tensor([-1]), value[None])
         for name, rows in state.private.gather_all(everybody).items():
-            _note(self.notes.store, self.event, f"{name!r} in the store", everybody, rows)
+            _note(self.notes.store, self.last_block, f"{name!r} in the store", everybody, rows)
         return state
 
 
@@ -317,11 +318,11 @@ def differing(first: Marks, other: Marks) -> list[tuple[int, str, int]]:
     return sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
 
 
-def when(event: int) -> str:
-    """Returns an event in words."""
-    if event < 0:
+def when(block: int) -> str:
+    """Returns the moment after a block in words; before the first one it is -1."""
+    if block < 0:
         return "at the start"
-    return f"after round {event + 1}"
+    return f"after round {block + 1}"
 
 
 def row_marks(rows: Tensor) -> list[str]:
@@ -340,7 +341,7 @@ def row_marks(rows: Tensor) -> list[str]:
     ]
 
 
-def _note(marks: Marks, event: int, name: str, clients: Tensor, rows: Tensor) -> None:
+def _note(marks: Marks, number: int, name: str, clients: Tensor, rows: Tensor) -> None:
     """Adds ``rows`` (k, ...) of ``clients`` (k,)."""
     for client, mark in zip(clients.tolist(), row_marks(rows), strict=True):
-        marks[event, name, client] = mark
+        marks[number, name, client] = mark

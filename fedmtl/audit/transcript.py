@@ -78,7 +78,7 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
         differing(first.public, again.public)
         + (differing(first.store, again.store) if store else [])
     )
-    wrong = [f"the public state {_DEPENDS}, first {when(event)}" for event, _, _ in pairs]
+    wrong = [f"the public state {_DEPENDS}, first {when(block)}" for block, _, _ in pairs]
     detail = (
         f"tensors that differ of {len(first.public):,}, data replaced, coins drawn anew and "
         "releases forced"

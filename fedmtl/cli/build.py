@@ -56,7 +56,7 @@ def objects(config: Config) -> Config:
     # they are no arguments of the model: they change the model that is made
     fix = model.pop("fix", False)
     lora = model.pop("lora", None)
-    # The algorithm first, as its module may bring a mechanism that privacy names.
+    # The algorithm first, as its module may bring a law of noise that privacy.mechanism names.
     nodes = {"algorithm": given["algorithm"]} | given | {"model": model}
     parts = {name: made(value, name) for name, value in nodes.items()}
     if not isinstance(fix, bool):

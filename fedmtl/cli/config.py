@@ -103,9 +103,9 @@ def composing(typed: Typed) -> Iterator[Hydra]:
     version.setbase(_VERSION)
     Plugins.instance().register(Defaults)
     places = create_config_search_path(f"{Defaults.scheme()}://{config_folder().resolve()}")
-    own = EXTRA.get()
-    if own is not None:
-        path = f"{Defaults.scheme()}://{own.resolve()}"
+    folder = EXTRA.get()
+    if folder is not None:
+        path = f"{Defaults.scheme()}://{folder.resolve()}"
         places.prepend("user", path, SearchPathQuery(provider="main"))
     with refusals(typed.words):
         yield Hydra("fedmtl", Loader(places))
@@ -157,19 +157,19 @@ def mode_and_folder(typed: Typed, name: str, *, multirun: bool) -> tuple[RunMode
         ConfigError: Hydra cannot compose the configuration of a sweep or of its folder.
     """
     of_hydra = {key for key in typed.values if re.split("[./]", key)[0] == HYDRA}
-    own = None
+    settings = None
     # no file of the package chooses a mode, and to compose them takes time
     if EXTRA.get() is not None or of_hydra - set(FOLDERS.values()):
-        own = _of_hydra(typed, name)
-        multirun = multirun or own["mode"] == RunMode.MULTIRUN
+        settings = _of_hydra(typed, name)
+        multirun = multirun or settings["mode"] == RunMode.MULTIRUN
     mode = RunMode.RUN
     if multirun:
         mode = RunMode.MULTIRUN
     key = FOLDERS[mode]
     chosen = typed.single.get(key)
-    if chosen is None and own is not None and HYDRA in TRUST.get():
+    if chosen is None and settings is not None and HYDRA in TRUST.get():
         kind = key.split(".")[1]
-        chosen = own[kind]["dir"]
+        chosen = settings[kind]["dir"]
         if chosen == _of_hydra(read(()), "config")[kind]["dir"]:
             chosen = None
     if chosen is None:

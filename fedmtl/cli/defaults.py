@@ -110,7 +110,7 @@ def drop_leftovers(config: DictConfig, typed: Mapping[str, Any]) -> None:
         # only a choice on the command line leaves settings of another option behind
         if target is not None and not {group, "algorithm"} & typed.keys():
             continue
-        own = load(group, str(typed.get(group)))
+        fresh = load(group, str(typed.get(group)))
         accepted: Collection[str] = ()
         if target is not None:
             accepted = arguments_of(target, group).names
@@ -124,10 +124,10 @@ def drop_leftovers(config: DictConfig, typed: Mapping[str, Any]) -> None:
             for name in [name for name in node if name not in stays]:
                 if name not in accepted:
                     del node[name]
-                elif isinstance(own._get_node(name), DictConfig) and not isinstance(
+                elif isinstance(fresh._get_node(name), DictConfig) and not isinstance(
                     node._get_node(name), DictConfig
                 ):
-                    node[name] = own[name]
+                    node[name] = fresh[name]
 
 
 def load(group: str, option: str) -> DictConfig:

@@ -170,12 +170,12 @@ class _Jobs:
         Returns:
             Its score, by which a sweeper of a plugin chooses the next ones; None after an error.
         """
-        own = HydraConfig.get()
-        words = list(own.overrides.task)
-        folder = Path(own.runtime.output_dir)
+        hydra = HydraConfig.get()
+        words = list(hydra.overrides.task)
+        folder = Path(hydra.runtime.output_dir)
         job = None
-        if own.mode is RunMode.MULTIRUN:
-            job = self._job(own, words)
+        if hydra.mode is RunMode.MULTIRUN:
+            job = self._job(hydra, words)
             if self.process.writes and folder == Path.cwd() / job.sweep / "0":
                 self._announce(job.sweep)
         # a launcher of a plugin calls this in another process, which has no output of its own yet
@@ -188,12 +188,14 @@ class _Jobs:
             return float(result.final[result.metric])
         return None
 
-    def _job(self, own: Any, words: list[str]) -> Job:
+    def _job(self, hydra: Any, words: list[str]) -> Job:
         of = None
         # a file can list values of its own, and then there are more runs than were typed
-        if not own.sweeper.get("params"):
+        if not hydra.sweeper.get("params"):
             of = len(self.runs) or None
-        return Job(int(own.job.num), of, differing(words, self.typed), sweep=Path(own.sweep.dir))
+        return Job(
+            int(hydra.job.num), of, differing(words, self.typed), sweep=Path(hydra.sweep.dir)
+        )
 
     def _announce(self, sweep: Path) -> None:
         """Writes the configurations of all runs before the first one begins, so that a resume knows

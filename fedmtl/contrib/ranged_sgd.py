@@ -258,7 +258,7 @@ def _sums(c: ClientBatch, chunks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
     if steps is None:
         raise PrivacyError(
             "Single records are protected, and the ledger has charged no local steps of these "
-            "clients: their vectors are added up in RangedSGD.client_update, by its cohort."
+            "clients: their vectors are added up in RangedSGD.client_update, by its ClientBatch."
         )
     return steps.grid_sums(c.clients, chunks)
 

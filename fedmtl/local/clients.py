@@ -90,14 +90,14 @@ class Piece:
     planned: PlannedStacks | None = None
     stacks: slice | None = None
 
-    def trains(self, run: LocalTraining, clients: Tensor) -> bool:
+    def trains(self, training: LocalTraining, clients: Tensor) -> bool:
         """Returns True if the planned batches are those of a training of ``clients``."""
         planned = self.planned
         if planned is None or clients is not self.clients:
             return False
-        return run.round == planned.round and run.solver == planned.solver
+        return training.round == planned.round and training.solver == planned.solver
 
-    def train(self, run: LocalTraining, executor: Executor) -> Tensor:
+    def train(self, training: LocalTraining, executor: Executor) -> Tensor:
         """Trains the clients on the planned batches, see :func:`train_on_batches`."""
         planned = self.planned
         assert planned is not None
@@ -105,8 +105,8 @@ class Piece:
         # A filler reads the model of the real client before it.
         place = (torch.cumsum(planned.real[self.stacks], 0) - 1).clamp(min=0)
         plan = planned.plan.part(self.stacks)
-        finished = _train_stacks(run, executor, planned.stack, plan, place)
-        return _models(run, executor, plan.steps[planned.real[self.stacks]], finished)
+        finished = _train_stacks(training, executor, planned.stack, plan, place)
+        return _models(training, executor, plan.steps[planned.real[self.stacks]], finished)
 
 
 def pieces_of(
@@ -146,7 +146,7 @@ def pieces_of(
 
 
 def train_on_batches(
-    run: LocalTraining,
+    training: LocalTraining,
     executor: Executor,
     clients: Tensor,
     *,
@@ -159,7 +159,7 @@ def train_on_batches(
     depend on the numbers of examples of others; see :mod:`fedmtl.local.stacking`.
 
     Args:
-        run: the local training, whose models have a row for each client.
+        training: the local training, whose models have a row for each client.
         executor: computes the stacks.
         clients: int64 (k,), positions in the data.
         seed: addresses the batches.
@@ -169,13 +169,15 @@ def train_on_batches(
     Returns:
         The models (k, D). That of a client without a local step is its start.
     """
-    stacks = _planned_stacks(run.data, run.solver, executor, clients, seed, run.round, cohort)
+    stacks = _planned_stacks(
+        training.data, training.solver, executor, clients, seed, training.round, cohort
+    )
     finished = chain.from_iterable(
-        _train_stacks(run, executor, planned.stack, planned.plan, planned.order)
+        _train_stacks(training, executor, planned.stack, planned.plan, planned.order)
         for planned in stacks
     )
-    steps = run.solver.step_counts(run.data.train.counts[clients])
-    return _models(run, executor, steps, finished)
+    steps = training.solver.step_counts(training.data.train.counts[clients])
+    return _models(training, executor, steps, finished)
 
 
 def _planned_stacks(
@@ -205,47 +207,49 @@ def _planned_stacks(
 
 
 def _train_stacks(
-    run: LocalTraining, executor: Executor, size: int, plan: BatchPlan, place: Tensor
+    training: LocalTraining, executor: Executor, size: int, plan: BatchPlan, place: Tensor
 ) -> Trained:
     """Trains stacks of at most ``size`` clients, each to its end, on the batches of a plan;
-    ``place`` is that of each client among the models of the run."""
+    ``place`` is that of each client among the models of the training."""
     for first in range(0, len(place), size):
         part = slice(first, first + size)
-        batches = run.on_batches(executor.stack, plan.part(part), place[part])
-        yield from run.train(executor.stack, place[part], batches)
+        batches = training.on_batches(executor.stack, plan.part(part), place[part])
+        yield from training.train(executor.stack, place[part], batches)
 
 
 def train_on_records(
-    run: LocalTraining, executor: Executor, clients: Tensor, records: LocalSteps
+    training: LocalTraining, executor: Executor, clients: Tensor, local_steps: LocalSteps
 ) -> Tensor:
     """Trains clients by DP-SGD, on the local steps that the ledger has charged.
 
     Args:
-        run: the local training, whose models have a row for each client.
+        training: the local training, whose models have a row for each client.
         executor: computes the stacks.
         clients: int64 (k,), positions in the data.
-        records: the local steps of the round.
+        local_steps: of the round, charged.
 
     Returns:
         The models (k, D). That of a client without a local step is its start.
     """
-    width = executor.examples_at_once(float(records.plan.expected.max(initial=0.0)))
-    steps = records.steps(clients)
+    width = executor.examples_at_once(float(local_steps.plan.expected.max(initial=0.0)))
+    steps = local_steps.steps(clients)
     # clients with many steps come first, so that those of a stack end together
     order = torch.argsort(steps, descending=True, stable=True)
     order = order[steps[order] > 0]
     finished = chain.from_iterable(
-        run.train(
+        training.train(
             executor.stack,
             order[part],
-            run.on_records(executor.stack, clients[order[part]], records, width),
+            training.on_records(executor.stack, clients[order[part]], local_steps, width),
         )
         for part in executor.slices(len(order), width=MICROBATCH)
     )
-    return _models(run, executor, steps, finished)
+    return _models(training, executor, steps, finished)
 
 
-def _models(run: LocalTraining, executor: Executor, steps: Tensor, finished: Trained) -> Tensor:
+def _models(
+    training: LocalTraining, executor: Executor, steps: Tensor, finished: Trained
+) -> Tensor:
     """Returns the models of k clients, (k, D), from the places and models of those that finish.
 
     Those without a local step, of ``steps`` (k,), have their starts.
@@ -256,5 +260,5 @@ def _models(run: LocalTraining, executor: Executor, steps: Tensor, finished: Tra
         models.index_copy_(0, on_device(place, models.device), trained)
     still = (steps == 0).nonzero()[:, 0]
     if len(still):
-        models[on_device(still, models.device)] = rows_of(run.start, still).to(models)
+        models[on_device(still, models.device)] = rows_of(training.start, still).to(models)
     return models

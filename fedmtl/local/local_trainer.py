@@ -198,11 +198,11 @@ class LocalTrainer:
         if anchor is not None:
             anchor = anchor.to(self.initial)
         first = start.to(self.initial)
-        run = LocalTraining(self.data, self.loss, solver, round, first, lam, anchor)
+        training = LocalTraining(self.data, self.loss, solver, round, first, lam, anchor)
         if channel is None:
-            return train_on_batches(run, self._executor, chosen, seed=self._seed)
+            return train_on_batches(training, self._executor, chosen, seed=self._seed)
         steps = self._local_steps(channel)
-        return train_on_records(run, self._private_executor, chosen, steps)
+        return train_on_records(training, self._private_executor, chosen, steps)
 
     def module_of(self, model: Tensor) -> nn.Module:
         """Returns a new module with the parameters of one model.

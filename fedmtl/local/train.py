@@ -262,28 +262,32 @@ class LocalTraining:
         return Pull(self.divergence, stack.predict(anchors, x), self.lam)
 
     def on_records(
-        self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int = MICROBATCH
+        self,
+        stack: StackedModule,
+        clients: Tensor,
+        local_steps: LocalSteps,
+        width: int = MICROBATCH,
     ) -> Iterator[PrivateStep]:
         """Yields the local steps of DP-SGD.
 
-        ``records`` decides the number of steps of a client and the records of each. The
+        ``local_steps`` has the number of steps of a client and the records of each. The
         regularizer needs no data and is added by the optimizer, after the release.
 
         Args:
             stack: see :meth:`train`.
             clients: int64 (k,), numbers in the data; each makes a step at least.
-            records: draws records, clips, adds noise.
+            local_steps: of the round, charged; it draws records, clips and adds noise.
             width: of :func:`~fedmtl.local.per_example.example_gradients`.
         """
         like = stack.rows
-        steps = records.steps(clients)
+        steps = local_steps.steps(clients)
         frozen = self._frozen(like)
         first = self.data.train.offsets[clients]
         keys = self.data.keys[clients]
         # A client leads as long as it has a step left.
         for number in range(int(steps.max())):
             active = int((steps > number).sum())
-            index, mask = records.batch(clients[:active])
+            index, mask = local_steps.batch(clients[:active])
             # Gradients are computed in microbatches of a fixed size, see per_example.py.
             filler = -mask.shape[1] % MICROBATCH
             mask = pad(mask, (0, filler))
@@ -293,12 +297,12 @@ class LocalTraining:
             )
             dropout = None
             if stack.has_dropout:
-                made = records.numbers(clients[:active])
+                made = local_steps.numbers(clients[:active])
                 dropout = DropoutKeys(address_of(keys[:active], self.round, made), index)
             gradients = partial(
                 example_gradients, stack, x, y, self.loss, mask=mask, width=width, dropout=dropout
             )
-            release = partial(_release, records, clients[:active], frozen)
+            release = partial(_release, local_steps, clients[:active], frozen)
             yield PrivateStep(
                 active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1)
             )
@@ -377,13 +381,13 @@ def _corrected(
 
 
 def _release(
-    records: LocalSteps, clients: Tensor, frozen: Tensor | None, chunks: GradientChunks
+    local_steps: LocalSteps, clients: Tensor, frozen: Tensor | None, chunks: GradientChunks
 ) -> Tensor:
     """Releases the sums of gradients of records without their ``frozen`` coordinates."""
     if frozen is not None:
         # Before the clip: a frozen coordinate must not use up a part of the norm.
         chunks = ((part.index_fill(1, frozen, 0.0), owner) for part, owner in chunks)
-    return records.release(clients, chunks)
+    return local_steps.release(clients, chunks)
 
 
 def address_of(keys: Tensor, round: int, step: int | Tensor) -> Tensor:

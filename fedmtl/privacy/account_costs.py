@@ -73,7 +73,7 @@ class AccountCosts:
     Attributes:
         kinds: distinct costs.
         multipliers: z of each kind, at a weight of 1; 0 is no noise.
-        kind_of: int64 (P, m), the kind of every account; P is 1, or R if repetitions have settings
+        kind_of: int64 (P, m), the kind of every account; P is 1, or R if replicates have settings
             of their own.
         refuted: the reason why the published accounting, that of the events, does not hold; epsilon
             is then infinite.
@@ -107,9 +107,10 @@ class AccountCosts:
         for all: that of the events, also if these are refuted. R is P at least."""
         kind, charges = np.broadcast_arrays(self.kind_of, np.asarray(uses))
         base = int(charges.max(initial=0)) + 1
-        # Accounts of one kind with equal uses share a figure: thousands of clients ask for a few.
-        asked, index = np.unique(kind * base + charges, return_inverse=True)
-        pairs = [divmod(int(item), base) for item in asked]
+        # Accounts of one kind with equal uses have one epsilon: of thousands of clients a few
+        # are computed.
+        distinct, index = np.unique(kind * base + charges, return_inverse=True)
+        pairs = [divmod(int(item), base) for item in distinct]
         each = np.array(
             [self.kinds[k].epsilon(u, self.multipliers[k]) for k, u in pairs], dtype=np.float64
         )

@@ -21,7 +21,7 @@ from .ledger import Ledger
 
 
 class PrivacyAccountant:
-    """Keeps the charges of a run, or of R repetitions of it, and composes them into epsilon.
+    """Keeps the charges of a run, or of R replicates of it, and composes them into epsilon.
 
     Charging, the check before it and the epsilon after it read the same counts, of one account or
     of one for each client; they stand in one class so that no caller can change one without the
@@ -58,7 +58,7 @@ class PrivacyAccountant:
         self.by_client = caps is not None
         if ledger is not None and self.by_client and replicates != 1:
             raise PrivacyError(
-                "A ledger holds the charges of one run; repetitions are simulations without one."
+                "A ledger holds the charges of one run; replicates are simulations without one."
             )
         self.costs = costs
         self.budget = budget
@@ -255,7 +255,7 @@ class PrivacyAccountant:
         if "charged" in state and self.ledger is not None and int(state["charged"]):
             self.ledger.charge(0, int(state["charged"]))
 
-    # Inside
+    # Caps and the budget
 
     def below_caps(self, step: int, clients: Tensor, *, needed: bool) -> Tensor:
         """Returns the clients of a round that are below their caps.

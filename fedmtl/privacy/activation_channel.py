@@ -102,7 +102,7 @@ class ActivationChannel(Channel):
         assert calibration.gradients is not None  # these clients release nothing else
         self.schedule = schedule
         self.records: Records = self.records_of(calibration.gradients)
-        self._window: ChargedBlock | None = None
+        self._block: ChargedBlock | None = None
         self._end = 0  # the activation after the last one that has begun
         self._secure = self.source.name == "secure"
 
@@ -134,7 +134,7 @@ class ActivationChannel(Channel):
                 finished.
             ResumeError: charges of earlier steps are missing.
         """
-        if self._window is not None and self._window.receipt.left:
+        if self._block is not None and self._block.receipt.left:
             raise PrivacyError(
                 "The last block of activations has releases left; every one of them happens once."
             )
@@ -146,7 +146,7 @@ class ActivationChannel(Channel):
         acting = self._acting(members.numpy().reshape(members.shape[:2]))
         uses = self.accountant.charge(first, acting[:, :, None])
         assert uses is not None
-        self._window = self._prepared(first, acting, uses[:, :, 0])
+        self._block = self._prepared(first, acting, uses[:, :, 0])
         self._end = first + acting.shape[1]
 
     def _acting(self, clients: np.ndarray) -> np.ndarray:
@@ -190,16 +190,16 @@ class ActivationChannel(Channel):
     def answering(self) -> np.ndarray:
         """Returns the replicates in which the next activation releases something, bool (R,);
         public."""
-        window, start = self._next()
-        answering: np.ndarray = window.answering[start]
+        block, start = self._next()
+        answering: np.ndarray = block.answering[start]
         return answering
 
     @property
     def acting(self) -> list[tuple[int, np.ndarray]]:
         """Returns the clients that release something in the next activation, in ascending order,
         each with the replicates in which it acts, int64 (k,); public."""
-        window, start = self._next()
-        return window.groups[start]
+        block, start = self._next()
+        return block.groups[start]
 
     def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
         """Returns the records of a client that take part in its next release, for the client's own
@@ -212,10 +212,10 @@ class ActivationChannel(Channel):
         Returns:
             (k, n_i) bool; None for all.
         """
-        window, start = self._next()
+        block, start = self._next()
         drawn = None
         if self.records.sampled:
-            drawn = self.records.drawn(client, window.receipt.uses[start, runs], runs)
+            drawn = self.records.drawn(client, block.receipt.uses[start, runs], runs)
         if drawn is None:
             return None
         # coins of an audit's canaries come behind those of the client's records
@@ -237,16 +237,16 @@ class ActivationChannel(Channel):
             PrivacyError: no activation that has begun is left, or gradients of more or fewer
                 clients.
         """
-        window, start = self._next()
-        sums = self._sums(gradients, window, start)
-        window.receipt.spend(start)
-        return self._noised(sums, start, window)
+        block, start = self._next()
+        sums = self._sums(gradients, block, start)
+        block.receipt.spend(start)
+        return self._noised(sums, start, block)
 
     def _next(self) -> tuple[ChargedBlock, int]:
         """Returns the block, and the place in it of the next activation."""
-        if self._window is None:
+        if self._block is None:
             raise PrivacyError("No activation has begun, so nothing is charged for it.")
-        return self._window, self._window.receipt.next()
+        return self._block, self._block.receipt.next()
 
     def noise_std(self, name: str = GRADIENT) -> Tensor:
         """Returns (R,) float64, the standard deviation of the noise on the answer that was released
@@ -264,18 +264,18 @@ class ActivationChannel(Channel):
         Raises:
             PrivacyError: nothing has been released in this block.
         """
-        window = self._window
-        if window is None or not window.receipt.spent:
+        block = self._block
+        if block is None or not block.receipt.spent:
             raise PrivacyError("No activation has been released, so its noise is not known.")
-        std: np.ndarray = window.noise_std[window.receipt.spent - 1]
+        std: np.ndarray = block.noise_std[block.receipt.spent - 1]
         return std
 
     # Sums and noise
 
-    def _sums(self, gradients: Sequence[Gradients], window: ChargedBlock, start: int) -> np.ndarray:
+    def _sums(self, gradients: Sequence[Gradients], block: ChargedBlock, start: int) -> np.ndarray:
         """Returns (R, D): clipped sums over the records of the clients that act at place ``start``
         and take part; zero if no client acts."""
-        groups = window.groups[start]
+        groups = block.groups[start]
         records = self.records
         parts = []
         if len(gradients) != len(groups):
@@ -303,46 +303,46 @@ class ActivationChannel(Channel):
             sums[np.concatenate([runs for _, runs in groups])] = np.concatenate(parts)
         return sums
 
-    def _noised(self, total: np.ndarray, start: int, window: ChargedBlock) -> np.ndarray:
-        """Returns means, with their noise, of sums (R, D) at place ``start`` of the window."""
-        divisors = window.divisors[start]
+    def _noised(self, total: np.ndarray, start: int, block: ChargedBlock) -> np.ndarray:
+        """Returns means, with their noise, of sums (R, D) at place ``start`` of the block."""
+        divisors = block.divisors[start]
         if self.costs is None:
             exact: np.ndarray = total / divisors
             return exact
-        if not window.drawn <= start < window.drawn + len(window.noise):
-            self._draw_noise(window, start)
-        at = start - window.drawn
+        if not block.drawn <= start < block.drawn + len(block.noise):
+            self._draw_noise(block, start)
+        at = start - block.drawn
         width = None
         if self._secure:
-            width = float(window.widths[at])
-        means: np.ndarray = noised(total, window.noise[at], width)
+            width = float(block.widths[at])
+        means: np.ndarray = noised(total, block.noise[at], width)
         means /= divisors
-        if width is not None and window.receipt.clients[start, 0] >= 0:
+        if width is not None and block.receipt.clients[start, 0] >= 0:
             value = torch.from_numpy(means[0].copy())
             self.records.on_grid[GRADIENT] = GridValue(
-                window.receipt.first + start, value, width, float(divisors[0, 0])
+                block.receipt.first + start, value, width, float(divisors[0, 0])
             )
         return means
 
-    def _draw_noise(self, window: ChargedBlock, start: int) -> None:
+    def _draw_noise(self, block: ChargedBlock, start: int) -> None:
         """Draws the noise of the activations of the block from place ``start`` on."""
         part = slice(
             start, start + max(1, _DRAWN // max(1, self.replicates * self.records.plan.dimension))
         )
-        receipt = window.receipt
+        receipt = block.receipt
         clients = receipt.clients[part]
         acting = np.any(clients >= 0, axis=1)
         of = (
             torch.from_numpy(each[part][acting])
-            for each in (receipt.clients, receipt.uses, window.scales)
+            for each in (receipt.clients, receipt.uses, block.scales)
         )
         drawn, widths = self.records.noise(*of)
-        window.noise = np.zeros((acting.size, self.replicates, self.records.plan.dimension))
-        window.noise[acting] = drawn.numpy()
-        window.widths = np.ones(acting.size)
+        block.noise = np.zeros((acting.size, self.replicates, self.records.plan.dimension))
+        block.noise[acting] = drawn.numpy()
+        block.widths = np.ones(acting.size)
         if widths is not None:
-            window.widths[acting] = widths[:, 0].numpy()
-        window.drawn = start
+            block.widths[acting] = widths[:, 0].numpy()
+        block.drawn = start
 
 
 def _grouped(clients: np.ndarray) -> list[list[tuple[int, np.ndarray]]]:

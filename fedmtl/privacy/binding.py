@@ -88,16 +88,16 @@ def bind_releases(
     for plan in plans:
         if privacy is not None:
             law = LAWS[privacy.mechanism]
-            own = multiplier
+            z = multiplier
             if multiplier and isinstance(privacy.clip_norm, QuantileClip):
                 relation = plan.relation_of_rows(sampler.relation)
                 # The count takes part of the noise budget of its step, and the rows get the rest.
-                own = split_multiplier(
+                z = split_multiplier(
                     multiplier, privacy.clip_norm.count_multiplier(sampler.denominator, relation)
                 )
             options = {"noise": None, "bands": bands, "clip": Clip(privacy.initial_norm)}
-            if own:
-                options["noise"] = law(own)
+            if z:
+                options["noise"] = law(z)
             if plan.form == "vector":
                 options["clip"] = Clip(privacy.initial_norm, law.norm)
         releases[plan.name] = Release(**vars(plan), sampling=sampler, **options)

@@ -78,7 +78,7 @@ class Channel(ABC):
         self.notes = notes
         self.records: Records | None = None
 
-    # The mechanism
+    # The settings and the noise
 
     @property
     def source(self) -> NoiseSource:

@@ -237,16 +237,16 @@ def _bands(
     least = sampler.separation
     if privacy.bands == "auto":
         count = min(least, steps)
-        asked = "is"
+        bound = "is"
     else:
         count = int(privacy.bands)
-        asked = f"is {count}, at most"
+        bound = f"is {count}, at most"
     if least == 1 or count > least:
         remedy = "Take fewer bands"
         if least == 1:
             remedy = "Take smaller cohorts"
         raise PrivacyError(
-            f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, "
+            f"ClientPrivacy.bands {bound} the number of rounds between two turns of a client, "
             f"which {sampler.describe()} makes {least}. {remedy}."
         )
     return Bands.square_root(count)

@@ -226,10 +226,10 @@ class PrivacyCost:
         Raises:
             TypeError, KeyError: values that are no cost.
         """
-        own: dict[str, Any] = {
+        fields: dict[str, Any] = {
             key: tuple(each) if isinstance(each, list) else each for key, each in values.items()
         }
-        return cls(**own)
+        return cls(**fields)
 
     def _composed(self, uses: int, multiplier: float) -> tuple[DpEvent, int]:
         """Returns an event and the number of its occurrences in ``uses`` uses."""

@@ -212,8 +212,8 @@ class ClippedSum:
                 "opened sum of a secure aggregation."
             )
         sums = release.form == "vector"
-        own = (release.dimension, release.clip, self.width)
-        if not sums or (rows.dimension, rows.clip, rows.width) != own:
+        expected = (release.dimension, release.clip, self.width)
+        if not sums or (rows.dimension, rows.clip, rows.width) != expected:
             raise PrivacyError(
                 f"Release {self.name!r} of form {release.form!r} got a sum with another clip or "
                 "grid than its own; take the sum that RoundChannel.new_total returns in this round."

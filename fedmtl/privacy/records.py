@@ -62,7 +62,7 @@ class Records:
 
     Args:
         plan: rows, numbers of records, rates, keys, and the length of a gradient.
-        sources: of the noise and of the coins, one for each repetition.
+        sources: of the noise and of the coins, one for each replicate.
         costs: of the accounts; None without noise.
         bound: C on the norm of a gradient; infinite for none.
         law: name of the law of the noise; None without privacy.

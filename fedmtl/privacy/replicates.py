@@ -152,6 +152,6 @@ class ReplicatedSum:
         self.check(rows, clients)
         receipt.spend(self.name, clients)
         values = []
-        for mechanism, own in zip(self.replicates, rows, strict=True):
-            values.append(mechanism.noised_mean(mechanism.total(own, clients), receipt))
+        for mechanism, part in zip(self.replicates, rows, strict=True):
+            values.append(mechanism.noised_mean(mechanism.total(part, clients), receipt))
         return torch.stack(values)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PLOTS = {
     "private/accuracy.png": "The score in the course of the run, and the epsilon spent",
     "private/clients.png": "The score of each client, and who gains",
-    "private/bands.png": "Percentile bands of the repetitions",
+    "private/bands.png": "Percentile bands of the replicates",
 }
 
 
@@ -127,7 +127,7 @@ def _facts(result: Mapping[str, Any], rows: pd.DataFrame) -> dict[str, str]:
         facts[f"{result.get('step', 'round')}s"] = f"{first['rounds']:,.0f}"
     replicates = int((~rows["comparison"]).sum())
     if replicates > 1:
-        facts["repetitions"] = f"{replicates:,}"
+        facts["replicates"] = f"{replicates:,}"
     return facts
 
 

@@ -187,10 +187,10 @@ def training_steps(
         BudgetExhausted: a client would exceed its budget in the next block.
     """
     in_time = _in_time(plan)
-    for asked in _blocks(plan, channel, start):
+    for drawn in _blocks(plan, channel, start):
         # The charge is on the disk before the data are read, in secure mode.
-        channel.begin(asked.first, asked.clients)
-        block = in_time(asked)
+        channel.begin(drawn.first, drawn.clients)
+        block = in_time(drawn)
         state = engine.step(plan, channel, state, block)
         yield block, state
 

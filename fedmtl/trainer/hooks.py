@@ -56,13 +56,13 @@ class RunAudit(ABC):
         """
 
     @abstractmethod
-    def plant(self, settings: Trainer, channel: Any, own: Tensor) -> None:
+    def plant(self, settings: Trainer, channel: Any, counts: Tensor) -> None:
         """Adds the canaries to a channel that is open and has released nothing.
 
         Args:
             settings: of the run.
             channel: of the class that :meth:`channel_class` gives.
-            own: int64 (n,), number of records of each client without canaries.
+            counts: int64 (n,), number of records of each client without canaries.
 
         Raises:
             ConfigError: the run releases nothing.

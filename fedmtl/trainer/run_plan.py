@@ -82,7 +82,7 @@ class RunPlan:
 
 
 def prepare(
-    asked: Trainer,
+    given: Trainer,
     problem: Problem,
     *,
     coins: NoiseSource | None = None,
@@ -92,7 +92,7 @@ def prepare(
     charged.
 
     Args:
-        asked: the settings.
+        given: the settings, with ``"auto"`` for those that the algorithm or the data choose.
         problem: of these settings, on the processes that compute the run.
         coins: source of the noise and the cohorts in place of the seed's; part of the fingerprint.
         stop: number of steps after which the run ends; None for all that are planned.
@@ -100,7 +100,7 @@ def prepare(
     Raises:
         ConfigError: settings that the data, the model or the processes do not allow.
     """
-    settings = asked.resolved(problem)
+    settings = given.resolved(problem)
     algorithm = settings.algorithm
     bound = algorithm.row_bound(problem)
     if problem.ranks.size > 1 and algorithm.all_at_once and bound is None:
@@ -116,16 +116,16 @@ def prepare(
     data, validation = held_out(problem.data.bounded(bound), settings.finetune)
     problem = replace(problem, data=data)
     # The same clients at every evaluation and in every baseline, which can then be compared.
-    clients, evaluated = evaluated_clients(problem, asked.evaluate_clients)
+    clients, evaluated = evaluated_clients(problem, given.evaluate_clients)
     if validation is not None and len(clients) < problem.clients:
         validation = validation.take_clients(clients)
-    _check_later_parts(asked, settings, problem)
+    _check_later_parts(given, settings, problem)
     facts = {
         "bounds": ModelBounds(bound, problem.data.limit, link_of(problem.loss)),
         "records": RecordFacts(
             shortened=shortened, cut_targets=data.cut_targets, unscaled=bool(unscaled(data))
         ),
-        "chosen": chosen_settings(asked, algorithm),
+        "chosen": chosen_settings(given, algorithm),
     }
     last = problem.rounds
     if stop is not None:
@@ -145,26 +145,26 @@ def prepare(
     )
 
 
-def _check_later_parts(asked: Trainer, settings: Trainer, problem: Problem) -> None:
+def _check_later_parts(given: Trainer, settings: Trainer, problem: Problem) -> None:
     """Refuses finetuning, baselines and metrics that would fail after the run has spent its
     budget."""
     if settings.finetune is not None:
         settings.finetune.check(problem)
-    for name, baseline in asked.comparisons.items():
+    for name, baseline in given.comparisons.items():
         try:
-            baseline.plan(problem, asked.bound_schedule)
+            baseline.plan(problem, given.bound_schedule)
         except ConfigError as error:
             raise ConfigError(
                 f"baselines has {name!r}, which cannot be run here: {error}"
             ) from error
-    try_metrics(problem, asked.asked_metrics)
+    try_metrics(problem, given.asked_metrics)
 
 
-def chosen_settings(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
+def chosen_settings(given: Trainer, resolved: Algorithm) -> dict[str, Any]:
     """Returns the automatic settings of an algorithm by name, with their values.
 
     Args:
-        asked: settings, with ``"auto"`` for the choices of the algorithm.
+        given: settings, with ``"auto"`` for the choices of the algorithm.
         resolved: the algorithm after its choice.
 
     Returns:
@@ -172,12 +172,12 @@ def chosen_settings(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
         Settings that stay ``"auto"``, and values that are texts, are left out.
     """
     settings = {}
-    for name, value in vars(asked.algorithm).items():
+    for name, value in vars(given.algorithm).items():
         new = getattr(resolved, name, value)
         if value != "auto" or new is None or isinstance(new, str):
             continue
-        if isinstance(new, tuple) and len(new) == asked.runs:
+        if isinstance(new, tuple) and len(new) == given.runs:
             # Replicates of one budget are neighbours and share the value.
-            new = list(new[:: asked.replicates])
+            new = list(new[:: given.replicates])
         settings[name] = describe(new)
     return settings

@@ -103,11 +103,11 @@ class Trainer(Settings):
         audit: :class:`~fedmtl.Interval` adds canaries to the clients, with which the run measures a
             lower bound on its epsilon, see :attr:`Result.privacy <fedmtl.Result>`; ``None``
             measures none.
-        replicates: R repetitions, each with its own schedule and noise, computed as one batch by
+        replicates: R runs, each with its own schedule and noise, computed as one batch by
             algorithms that support it. The history then has means and percentiles, and everything
-            else is of the first repetition. All have the same data and split. Epsilon is that of
-            one repetition.
-        epsilons: budgets instead of the ``epsilon`` of ``privacy``, each for R repetitions.
+            else is of the first replicate. All have the same data and split. Epsilon is that of
+            one replicate.
+        epsilons: budgets instead of the ``epsilon`` of ``privacy``, each for R replicates.
         metrics: the scores beside the loss and the main metric (accuracy, mean squared error,
             or recall at 5 for more than 5 labels an example), by name: ``"auc"``, ``"auc_micro"``,
             ``"f1"``, ``"balanced_accuracy"``, ``"accuracy"``, ``"recall_at_5"``, ``"rmse"``,
@@ -240,7 +240,7 @@ class Trainer(Settings):
     def runs(self) -> int:
         """Returns M, the number of replicates: R at each of the epsilons.
 
-        Run m = e R + r is repetition r at the e-th epsilon, with its own schedule and its own
+        Run m = e R + r is replicate r at the e-th epsilon, with its own schedule and its own
         noise, both drawn from (seed, m). The data, their split and the public starting point are
         those of the seed, common to all.
         """

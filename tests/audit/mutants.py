@@ -595,8 +595,8 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 _by_event = edit(  # by the number of the activation in the run, in place of the client and its own count
     ActivationChannel._draw_noise,
-    "(receipt.clients, receipt.uses, window.scales)",
-    "(np.minimum(receipt.clients, 0), receipt.first + np.arange(len(clients))[:, None] + 0 * receipt.uses, window.scales)",
+    "(receipt.clients, receipt.uses, block.scales)",
+    "(np.minimum(receipt.clients, 0), receipt.first + np.arange(len(clients))[:, None] + 0 * receipt.uses, block.scales)",
 )
 
 
@@ -645,7 +645,7 @@ _silent_without_gradients = edit(
 )
 _in_the_loop = partial(edit, ActivationChannel._draw_noise, "drawn.numpy()")
 _in_pairs = _in_the_loop(
-    "drawn.numpy(); window.noise[1::2] = window.noise[: len(window.noise) // 2 * 2 : 2]"
+    "drawn.numpy(); block.noise[1::2] = block.noise[: len(block.noise) // 2 * 2 : 2]"
 )
 _twice_in_the_loop = edit(Records.of_factors, "total = ", "total = 2 * ")
 
@@ -1172,7 +1172,7 @@ _charged_once_a_block = edit(
 )
 _begun_again = edit(
     ActivationChannel.begin,
-    "if self._window is not None and self._window.receipt.left:",
+    "if self._block is not None and self._block.receipt.left:",
     "if first < self._end:\n            return\n        if False:",
 )
 _another_client = edit(

@@ -174,8 +174,8 @@ class AsyncLearner(CentralLearner):
         """Moves the owner's model along its answer, and the central one to the regularizer's
         minimum."""
         tbar = answer.point
-        pull = constants.gradient.take(answer.client, 0) * answer.gradient
-        theta = constants.projected(constants.owner * tbar - pull)  # (5)
+        step = constants.gradient.take(answer.client, 0) * answer.gradient
+        theta = constants.projected(constants.owner * tbar - step)  # (5)
         theta_l = constants.projected(constants.central * tbar)  # (7')
         return {"theta_l": theta_l}, {"theta": theta}
 

@@ -274,7 +274,8 @@ class MPMTL(TaskAlgorithm):
         new = {"w_hat": w_hat}
         if self.own_penalty is None:
             new["w"] = z - eta * self._gradient(c.problem, z)
-        else:  # Algorithm 4
+        else:
+            # Algorithm 4: z is the extrapolated p_i, y the extrapolated q_i
             q_hat = PENALTIES[self.own_penalty].prox(states["q"], eta * self._own_lam)
             y = q_hat + weight * (q_hat - states["q_hat"])
             gradient = self._gradient(c.problem, _sum(z, y))
@@ -359,7 +360,7 @@ class MPMTL(TaskAlgorithm):
             total = total + self._own_lam * PENALTIES[self.own_penalty].value(own)
         return total
 
-    # Inside
+    # Constants and gradients
 
     @property
     def _own_lam(self) -> float:

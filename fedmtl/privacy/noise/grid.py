@@ -180,11 +180,11 @@ def client_noise(
     sensitivity: Tensor,
     bound: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draws the noise on a sum of each of several clients, in several repetitions.
+    """Draws the noise on a sum of each of several clients, in several replicates.
 
     Args:
         law: as for :class:`IndependentNoise`.
-        sources: of each of R repetitions; only one if it is secure.
+        sources: of each of R replicates; only one if it is secure.
         purpose: name of the release, which addresses seeded noise.
         steps: int64 (S, R), numbers of the sums, which address seeded noise.
         keys: int64 (S, R), keys of the clients, which address seeded noise.

@@ -136,10 +136,10 @@ class NoiseLaw(Checked, ABC):
     def draw_each(
         self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
     ) -> np.ndarray:
-        """Returns noise of several clients in several repetitions, at sensitivity 1.
+        """Returns noise of several clients in several replicates, at sensitivity 1.
 
         Args:
-            sources: of each of R repetitions.
+            sources: of each of R replicates.
             purpose: name of the release.
             uses: int64 (S, R), the number of the client's uses of such noise before.
             keys: int64 (S, R) keys of the clients; with a seeded source entry (s, r) is a function

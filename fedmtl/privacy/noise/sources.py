@@ -101,7 +101,7 @@ class SeededSource:
 
     Args:
         seed: any integer.
-        replicate: index of an independent repetition.
+        replicate: number of the replicate, from 0.
 
     Example:
         >>> from fedmtl.privacy import SeededSource
