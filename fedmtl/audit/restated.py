@@ -324,12 +324,12 @@ def _server(ledger: Reading) -> str | None:
     texts = []
     for name, _, dimension in header["releases"]:
         multiplier = header.get(row_key(name))
-        asked = header.get(f"rows of {name}")
-        if multiplier is not None and asked is not None:
-            if asked["delta"] is None:
+        stated = header.get(f"rows of {name}")
+        if multiplier is not None and stated is not None:
+            if stated["delta"] is None:
                 delta = header["delta"]
             else:
-                delta = asked["delta"]
+                delta = stated["delta"]
             cost = PrivacyCost(law="l2_laplace", sizes=(dimension,), delta=delta)
             texts.append(rows_text(cost, multiplier, uses))
     return "; ".join(texts) or None

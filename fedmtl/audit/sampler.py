@@ -237,13 +237,13 @@ def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
     assert q is not None
     others = [k for k in sampled if setup.sizes[k] == n and k != client][:1]
     first, second = seeds(seed, "subsets", 2)
-    asked = [
+    pairs = [
         (client, first),
         (client, first if setup.secure else second),
         *((k, first) for k in others),
     ]
     spelled = coins.permutation(min(MARKED, n))[: _RECORDS * setup.one_at_a_time]
-    made = [_released(setup, of, other, spelled, draws) for of, other in asked]
+    made = [_released(setup, of, other, spelled, draws) for of, other in pairs]
     drawn = [_subsets_of([each.drawn for each in sample.releases], n) for sample in made]
     findings = list[Finding]()
     if setup.one_at_a_time:
@@ -268,12 +268,12 @@ def _pooled_subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
     alike = np.flatnonzero(setup.sizes == n)
     others = [int(k) for k in alike if k != client][:1]
     first, second = seeds(seed, "subsets", 2)
-    asked = [
+    pairs = [
         (client, first),
         (client, first if setup.secure else second),
         *((k, first) for k in others),
     ]
-    drawn = [_subsets_of(_drawn_records(setup, of, other, draws), n) for of, other in asked]
+    drawn = [_subsets_of(_drawn_records(setup, of, other, draws), n) for of, other in pairs]
     coins = auditor(seed, "subsets")
     return _law("sampler: records, ", drawn, q, coins, secure=setup.secure)
 

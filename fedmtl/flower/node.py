@@ -246,7 +246,7 @@ class Node:
         """Returns the client's model (1, D) with its scores, perhaps finetuned."""
         trainer = self.trainer
         problem = self.problem
-        metrics = trainer.asked_metrics
+        metrics = trainer.resolved_metrics
         models = {"personal": row}
         if shared is not None:
             models = {"shared": shared.expand(1, -1), "personal": row}

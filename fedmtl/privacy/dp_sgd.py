@@ -233,8 +233,8 @@ class LocalSteps:
 
 def _digest(row: Tensor) -> bytes:
     """Returns a digest of a row (D,) in float64."""
-    own = row.detach().cpu().double().contiguous()
-    return hashlib.blake2b(own.numpy().tobytes(), digest_size=16).digest()
+    values = row.detach().cpu().double().contiguous()
+    return hashlib.blake2b(values.numpy().tobytes(), digest_size=16).digest()
 
 
 def local_receipt(plan: GradientPlan, step: int, clients: Tensor) -> LocalReceipt:

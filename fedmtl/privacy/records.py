@@ -192,9 +192,9 @@ class Records:
         for first in range(0, len(x), _IN_FLOAT64):
             part = slice(first, first + _IN_FLOAT64)
             cells = x[part] / width
-            for row, own in zip(total, factors[:, part], strict=True):
+            for row, multiples in zip(total, factors[:, part], strict=True):
                 # Whole multiples of the width add up without rounding.
-                row += np.trunc(own[:, None] * cells).sum(0)
+                row += np.trunc(multiples[:, None] * cells).sum(0)
         return total * width
 
     def of_gradients(self, client: int, gradients: Tensor, drawn: Array | None = None) -> Array:

@@ -105,7 +105,7 @@ class ReplicatedRounds(RoundChannel):
             declared = self.releases[release.name]
             releases = [declared.with_multiplier(z).weighted(receipt.use) for z in multipliers]
         each = zip(releases, self.sources, strict=True)
-        return ReplicatedSum([mechanism_of(own, source) for own, source in each])
+        return ReplicatedSum([mechanism_of(one, source) for one, source in each])
 
     def _with_row_noise(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
@@ -115,7 +115,7 @@ class ReplicatedRounds(RoundChannel):
         assert isinstance(rows, Tensor)  # there are no sums of replicates
         receipt.spend(noise.name, clients)
         each = zip(rows, self.sources, strict=True)
-        return torch.stack([noise.added(own, clients, receipt, source) for own, source in each])
+        return torch.stack([noise.added(part, clients, receipt, source) for part, source in each])
 
 
 class ReplicatedSum:

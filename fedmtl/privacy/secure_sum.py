@@ -101,16 +101,16 @@ class LocalRandomizer:
     def cells(self, row: Tensor) -> np.ndarray:
         """Returns a clipped row in cells of the grid: (1, D) -> int64 (D,)."""
         # Strides and devices change last bits.
-        own = row.detach().cpu().contiguous()
+        on_host = row.detach().cpu().contiguous()
         if self.release.unit == "record":
-            of_row: np.ndarray = whole_rows(self.name, own, self._noise.width)[0]
+            of_row: np.ndarray = whole_rows(self.name, on_host, self._noise.width)[0]
             return of_row
         clip = self.release.clip
         assert isinstance(clip, Clip)
         program = whole_cells
-        if are_long(own.shape[1]):
+        if are_long(on_host.shape[1]):
             program = whole_cells_by_row
-        whole = program(own, *bounds_of(clip), self._noise.width)
+        whole = program(on_host, *bounds_of(clip), self._noise.width)
         cells: np.ndarray = whole.numpy().astype(np.int64)
         return cells
 

@@ -120,7 +120,7 @@ def conclude(
         folder=None if plan.folder is None else plan.folder.root,
         replicates=runs if settings.runs > 1 else None,
         released=released,
-        further_metrics=settings.asked_metrics,
+        further_metrics=settings.resolved_metrics,
         trained=not 0 < tally.trained == tally.diverged,
         untrained=_untrained(plan, state),
         step=plan.step_name,
@@ -155,7 +155,7 @@ def with_finetuned(plan: RunPlan, result: Result, finetune: Personalization) -> 
         finetune,
         name=plan.algorithm.name,
         validation=plan.validation,
-        metrics=plan.settings.asked_metrics,
+        metrics=plan.settings.resolved_metrics,
     )
     outside = (*result.privacy.outside, *not_covered(plan.algorithm, plan.settings.privacy))
     final = result.final | numbers_of(plan.evaluated, measured)

@@ -96,7 +96,7 @@ class Engine:
         problem = plan.problem
         algorithm = plan.algorithm
         evaluated = plan.evaluated
-        metrics = plan.settings.asked_metrics
+        metrics = plan.settings.resolved_metrics
         scores = dict[str, Metrics]()
         if plan.settings.runs > 1:
             models = algorithm.models(problem, state, torch.arange(problem.clients))
@@ -109,13 +109,13 @@ class Engine:
             if _is_everyones(plan, model, state):
                 each = [scores["shared"]]
             else:
-                own = partial(algorithm.personalize, problem, state)
-                each = [evaluate_each(problem, own, plan.clients, metrics)]
+                personal = partial(algorithm.personalize, problem, state)
+                each = [evaluate_each(problem, personal, plan.clients, metrics)]
         # Most methods have no objective, and gathering the clients' states is expensive.
         if type(algorithm).objective is not Algorithm.objective:
             state = State(state.public, problem.gathered(state.private))
         objective = algorithm.objective(problem, state)
-        numbers = [numbers_of(evaluated, own) for own in each]
+        numbers = [numbers_of(evaluated, scored) for scored in each]
         if objective is not None:
             numbers = [
                 row | {"objective": value}
@@ -147,7 +147,7 @@ class Engine:
             personal = algorithm.personalize(problem, state, clients)
         else:
             personal = problem.spread(
-                lambda own: algorithm.personalize(problem, state, own), clients
+                lambda here: algorithm.personalize(problem, state, here), clients
             )
         if len(clients) < problem.clients or type(algorithm).parts is Algorithm.parts:
             return personal, {}

@@ -136,7 +136,7 @@ def evaluate_each(
     problem: Problem,
     models: Callable[[Tensor], Tensor],
     clients: Tensor,
-    asked: Sequence[Metric] = (),
+    requested: Sequence[Metric] = (),
 ) -> Metrics:
     """Returns the scores of each client's model on its own test examples.
 
@@ -147,12 +147,12 @@ def evaluate_each(
         problem: data, loss and executor.
         models: int64 (m,) clients -> (m, D).
         clients: int64 (k,), those that are evaluated.
-        asked: metrics to measure beside the loss and the score.
+        requested: metrics to measure beside the loss and the score.
     """
-    metrics = further_metrics(asked, problem.data.spec, problem.loss)
+    metrics = further_metrics(requested, problem.data.spec, problem.loss)
 
-    def table(own: Tensor) -> Tensor:
-        blocks = own.split(max_clients(problem.dimension))
+    def table(here: Tensor) -> Tensor:
+        blocks = here.split(max_clients(problem.dimension))
         return torch.cat(
             [_each_on_its_own(problem, models(some), some, metrics) for some in blocks]
         )
@@ -265,7 +265,7 @@ def _table(
         for place, (own, labels) in enumerate(
             zip(whole.split(sizes, 1), true.split(sizes), strict=True)
         ):
-            # A function of the caller's is not asked about a client without examples.
+            # A function of the caller's is not called for a client without examples.
             for model in range(len(own)) if len(labels) else ():
                 row = [metric.value(own[model], labels) for metric in metrics]
                 others[:, model, place] = torch.tensor(row, dtype=torch.float64)
@@ -303,7 +303,7 @@ def per_example(
 
 
 def evaluate_models(
-    problem: Problem, models: Tensor, asked: Sequence[Metric] = ()
+    problem: Problem, models: Tensor, requested: Sequence[Metric] = ()
 ) -> list[Metrics]:
     """Returns the test scores of M models of every client.
 
@@ -313,20 +313,20 @@ def evaluate_models(
     Args:
         problem: data, loss and executor.
         models: (M, n, D); expanded along the clients if they have the same model.
-        asked: metrics to measure beside the loss and the score.
+        requested: metrics to measure beside the loss and the score.
     """
     clients = torch.arange(problem.clients)
     ranks = problem.ranks
     common = len(clients) == 1 or models.stride(1) == 0
     if not common and len(models) <= len(clients):  # the fewer calls
-        return [evaluate_each(problem, own.__getitem__, clients, asked) for own in models]
+        return [evaluate_each(problem, rows.__getitem__, clients, requested) for rows in models]
     begins = torch.div(problem.data.test.offsets[:-1], _FLAT, rounding_mode="floor")
     sizes = 1
     if common:
         sizes = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
-    metrics = further_metrics(asked, problem.data.spec, problem.loss)
+    metrics = further_metrics(requested, problem.data.spec, problem.loss)
     groups = clients.split(sizes)[ranks.rank :: ranks.size]
-    tables = [_common(problem, models[:, own[0]], own, metrics).transpose(0, 1) for own in groups]
+    tables = [_common(problem, models[:, one[0]], one, metrics).transpose(0, 1) for one in groups]
     empty = torch.zeros(0, len(models), 3 + len(metrics), dtype=torch.float64)
     table = ranks.join(torch.cat([empty, *tables]), torch.cat([clients[:0], *groups]), len(clients))
-    return [Metrics.of(own, metrics) for own in table.unbind(1)]
+    return [Metrics.of(rows, metrics) for rows in table.unbind(1)]

@@ -212,11 +212,11 @@ def has_nmse(spec: DataSpec, loss: Loss | str) -> bool:
 
 
 def further_metrics(
-    asked: Sequence[Metric], spec: DataSpec, loss: Loss | str
+    requested: Sequence[Metric], spec: DataSpec, loss: Loss | str
 ) -> tuple[Metric, ...]:
     """Returns the metrics beside those of every run: the loss, the main one and the nMSE."""
     usual = {"loss", "nmse", main_metric(spec, loss).name}
-    return tuple(metric for metric in asked if metric.name not in usual)
+    return tuple(metric for metric in requested if metric.name not in usual)
 
 
 def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
@@ -265,23 +265,23 @@ def resolve_metrics(
     if is_quantile(loss):
         left_out = {"nmse": "is of means, and the loss is that of a quantile"}
     resolved = []
-    for asked in metrics:
-        if not isinstance(asked, str):
-            better = bool(getattr(asked, "higher_is_better", True))
-            column = f"{CUSTOM}{asked.__name__}"  # type: ignore[attr-defined]
-            resolved.append(Metric(column, asked, better, own=True))
-        elif kind not in REGISTRY[asked].kinds or asked in left_out:
+    for metric in metrics:
+        if not isinstance(metric, str):
+            better = bool(getattr(metric, "higher_is_better", True))
+            column = f"{CUSTOM}{metric.__name__}"  # type: ignore[attr-defined]
+            resolved.append(Metric(column, metric, better, own=True))
+        elif kind not in REGISTRY[metric].kinds or metric in left_out:
             why = f"is not for {name} ({_WORDS[kind]})"
-            if kind in REGISTRY[asked].kinds:
-                why = left_out[asked]
+            if kind in REGISTRY[metric].kinds:
+                why = left_out[metric]
             accepted = ", ".join(
                 other.name
                 for other in REGISTRY.values()
                 if kind in other.kinds and other.name not in left_out
             )
-            raise ConfigError(f"metrics has {asked!r}, which {why}; accepted: {accepted}.")
+            raise ConfigError(f"metrics has {metric!r}, which {why}; accepted: {accepted}.")
         else:
-            resolved.append(REGISTRY[asked])
+            resolved.append(REGISTRY[metric])
     return tuple(resolved)
 
 

@@ -45,7 +45,7 @@ def processes(settings: Trainer, problem: Problem) -> int:
     """
     algorithm = settings.algorithm
     schedule = settings.bound_schedule
-    asked = settings.execution.processes
+    requested = settings.execution.processes
     ranks = problem.ranks
     kind = in_one_process(settings)
     size = ranks.size
@@ -54,19 +54,19 @@ def processes(settings: Trainer, problem: Problem) -> int:
             f"A run with {kind} needs one process, and {size} were started. Start it "
             "without torchrun."
         )
-    if asked is not None and asked > 1 and (kind or size > 1 or not Ranks.can_fork()):
+    if requested is not None and requested > 1 and (kind or size > 1 or not Ranks.can_fork()):
         if kind:
             reason = f"a run with {kind} needs one"
         elif size > 1:
             reason = f"{size} were started by torchrun"
         else:
             reason = NO_FORK
-        raise ConfigError(f"execution.processes is {asked}, but {reason}; leave it out.")
+        raise ConfigError(f"execution.processes is {requested}, but {reason}; leave it out.")
     if not ranks.may_fork or kind or not isinstance(schedule, BoundSampler):
         return 1
     # A computation for all clients at once has the threads of one process.
     if algorithm.local is None or algorithm.all_at_once or problem.initial.device.type != "cpu":
-        return asked or 1
-    return asked or min(
+        return requested or 1
+    return requested or min(
         problem.executor.execution.processes or 1, max(1, int(schedule.denominator) // _FEW_CLIENTS)
     )

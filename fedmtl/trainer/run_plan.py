@@ -157,7 +157,7 @@ def _check_later_parts(given: Trainer, settings: Trainer, problem: Problem) -> N
             raise ConfigError(
                 f"baselines has {name!r}, which cannot be run here: {error}"
             ) from error
-    try_metrics(problem, given.asked_metrics)
+    try_metrics(problem, given.resolved_metrics)
 
 
 def chosen_settings(given: Trainer, resolved: Algorithm) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class Trainer(Settings):
         if self.epsilons is not None:
             self._set(epsilons=tuple(map(float, self.epsilons)))
         check_declared(self)
-        _ = self.asked_metrics
+        _ = self.resolved_metrics
 
     def _choose(self, left: list[str]) -> None:
         """Fills in the automatic settings ``left``, by public facts of the data."""
@@ -232,7 +232,7 @@ class Trainer(Settings):
         return None
 
     @cached_property
-    def asked_metrics(self) -> tuple[Metric, ...]:
+    def resolved_metrics(self) -> tuple[Metric, ...]:
         """Returns the metrics by name and function."""
         return resolve_metrics(self.metrics, self.data.spec, self.data.name, self.loss)
 
