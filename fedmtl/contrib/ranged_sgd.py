@@ -42,7 +42,7 @@ from .units import BINS, Units, places
 _FAR = 1e6  # of an entry of a vector of counts before the clip, above any clip norm
 _TENTH = 10  # of the rounds, one in so many counts
 _LOUDEST = 0.05  # standard deviation of the noise of a count, as a share of the records
-_AT_ONCE = 2048  # records whose vectors are in memory
+_NUMBERS = 1 << 24  # of the vectors of records that are in memory at a time, 128 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +138,13 @@ class RangedSGD(FedSGD):
     def _vectors(self, c: ClientBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields vectors of records (n, D + BINS (d + 1)), and the places of their clients (n,)."""
         length = _length(c.problem)
+        at_once = max(1, _NUMBERS // length)
         # of clients without records there is an empty chunk all the same
         yield torch.zeros(0, length, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
         for place, client in enumerate(c.clients.tolist()):
             x, y = records_of(c.problem, client)
-            for first in range(0, len(y), _AT_ONCE):
-                part = slice(first, first + _AT_ONCE)
+            for first in range(0, len(y), at_once):
+                part = slice(first, first + at_once)
                 # a record that is not finite has a vector that is not, and counts as zero
                 with np.errstate(all="ignore"):
                     rows = self._rows(c, x[part], y[part])

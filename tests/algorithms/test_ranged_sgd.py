@@ -298,6 +298,26 @@ def test_a_count_has_the_share_of_its_column_in_the_clip_norm() -> None:
     assert not sums[:, :4].any()
 
 
+def test_vectors_are_made_for_so_many_records_as_have_so_many_numbers(monkeypatch) -> None:
+    """A vector has 65 numbers for each column, so that the records of a wide table come in more pieces."""
+    monkeypatch.setattr(ranged_sgd, "_NUMBERS", 1000)  # of three vectors of 260 numbers
+    made, original = [], ranged_sgd._sums
+
+    def watched(c, chunks):
+        def each():
+            for vectors, place in chunks:
+                made.append(len(vectors))
+                yield vectors, place
+
+        return original(c, each())
+
+    monkeypatch.setattr(ranged_sgd, "_sums", watched)
+    few = trainer(rounds=3).fit()
+    assert max(made) == 3
+    monkeypatch.undo()
+    assert torch.equal(few.shared, trainer(rounds=3).fit().shared)
+
+
 def test_sums_that_are_not_the_clipped_ones_are_refused(monkeypatch) -> None:
     original = RangedSGD.client_update
     monkeypatch.setattr(
