@@ -322,6 +322,10 @@ def test_unreadable_files_are_named(tmp_path):
             {"features": ["age"], "one_hot": ["kind"]},
             r"read_table.one_hot contains 'kind', which is not a feature",
         ),
+        (
+            {"features": ["age"], "classes": 9, "bounds": {"stay": [0, 8]}},
+            r"data\.classes is 9, but the target has a range in data\.bounds",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(options, message):

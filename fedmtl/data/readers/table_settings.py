@@ -139,6 +139,9 @@ class TableSettings:
         one_of("data", MISSING_CLIENT, missing_client=self.missing_client)
         one_of("data", ("refuse", "drop"), missing_target=self.missing_target)
         ends = self.target_range
+        if isinstance(self.classes, int) and ends is not None:
+            given = f"data.classes is {self.classes}, but the target has a range in data.bounds"
+            raise ConfigError(f"{given}, which is that of a real target; leave one of them out.")
         # a logarithm has no value at 0 or below
         if self.target_scale == "log" and (ends is None or ends[0] <= 0):
             raise ConfigError(
