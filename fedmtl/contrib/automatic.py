@@ -146,10 +146,11 @@ def automatic(
     level alone, then two rounds of votes on the models that clients average, and a clip that
     follows the median norm of the updates unless noise drowns that median, at first so that the
     noise of a round is at most .1 in units of half the target range. Classes: 30 rounds, 100 from
-    300 clients on. At the record level each client takes one full-batch step in each of 60 rounds,
-    without votes, or sends its gradients to a secure sum if there is one, of whose rounds the first
-    tenth learns the ranges of the columns of a real target. Networks have the rounds and the clip
-    of classes, and local steps whose size each client adapts.
+    300 clients on, and for linear models the rounds of votes. At the record level each client takes
+    one full-batch step in each of 60 rounds, without votes, or sends its gradients to a secure sum
+    if there is one, of whose rounds the first tenth learns the ranges of the columns of a real
+    target. Networks have the rounds and the clip of classes, and local steps whose size each client
+    adapts.
 
     Args:
         data: with declared bounds.
@@ -192,7 +193,7 @@ def automatic(
         if clients > LARGEST_COHORT and not records:
             schedule = _sampled(privacy)
     votes = 0
-    if averages:
+    if averages and not records and not deep:
         votes = _VOTE_ROUNDS
     usual = _usual_rounds(records, classes, clients, votes)
     if rounds is None:
@@ -208,8 +209,8 @@ def automatic(
         algorithm = _by_records(classes, summed, counted)
         clip = _CLIP_OF_RECORDS
     elif classes:
-        algorithm = _of_classes(deep)
-        clip = _clip_of_classes(noise, dimension, usual)
+        algorithm = _of_classes(deep, votes)
+        clip = _clip_of_classes(noise, dimension, clients)
     else:
         algorithm = _of_numbers(level, votes)
         unit = half_range(loss, data.target_range)
@@ -286,21 +287,21 @@ def _linear_model(data: FederatedDataset) -> ModelFactory:
 
 def _usual_rounds(records: bool, classes: bool, clients: int, votes: int) -> int:
     """Returns the number of rounds for the protected unit, the kind of target, the number of
-    clients, and the rounds of votes on models of a real target."""
+    clients, and the rounds of votes on models."""
     if records:
         return 60
     if not classes:
         return 20 + votes
     if clients >= LARGEST_COHORT:
-        return 100
-    return 30
+        return 100 + votes
+    return 30 + votes
 
 
-def _of_classes(deep: bool) -> Algorithm:
+def _of_classes(deep: bool, votes: int) -> Algorithm:
     """Returns the algorithm of classes, for a linear model or a network."""
     if deep:
         return FedProx(mu=0.03, averaged=True, local=BackoffSGD())
-    return ProximalPoint(averaged=True)
+    return ProximalPoint(averaged=True, vote_rounds=votes)
 
 
 def _of_numbers(level: bool, votes: int) -> Algorithm:
@@ -311,16 +312,16 @@ def _of_numbers(level: bool, votes: int) -> Algorithm:
     return ProximalPoint(averaged=True, intercept_rounds=first, vote_rounds=votes)
 
 
-def _clip_of_classes(noise: float, dimension: int, rounds: int) -> float:
+def _clip_of_classes(noise: float, dimension: int, clients: int) -> float:
     """Returns the clip of the updates of a model of classes.
 
     Args:
         noise: nu.
         dimension: p.
-        rounds: the usual number for the number of clients.
+        clients: K.
     """
     largest = 3.0
-    if rounds == 100:  # of many clients
+    if clients >= LARGEST_COHORT:  # with more rounds
         largest = 1.5
     return min(largest, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
 

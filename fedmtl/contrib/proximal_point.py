@@ -50,12 +50,12 @@ from ..local.losses import Poisson, half_mse, mse
 from ..privacy import BoundSampler, ReleasePlan
 from .average import (
     LocalAverage,
-    candidates_of,
     half_range,
     high_of,
     level_change,
     proximal_change,
-    vote_size,
+    vote_on,
+    votes_on,
 )
 
 _ROUNDS_PER_VOTE = 10  # of the run, at least
@@ -72,7 +72,7 @@ class ProximalPoint(FedAvg):
         intercept_rounds: number of first rounds that move the bias alone, at most half of the
             rounds; of a real target.
         vote_rounds: number of last rounds in which clients vote on the candidates of
-            ``finetune=average``, at most a tenth of the rounds; of a real target.
+            ``finetune=average``, at most a tenth of the rounds.
         averaged, server_lr, server_optimizer, weights, cap: see :class:`FedAvg`.
 
     Example:
@@ -112,7 +112,7 @@ class ProximalPoint(FedAvg):
 
         Raises:
             ModelError: a model that is not linear, or another loss.
-            ConfigError: rounds of the intercept or of votes that the model has no use for.
+            ConfigError: rounds of the intercept that the model has no use for.
         """
         bias = check_linear(problem)  # refuses other models before anything is charged
         number = problem.data.classes is None
@@ -120,9 +120,6 @@ class ProximalPoint(FedAvg):
         if self.intercept_rounds and not (bias and number):
             given = f"{name}.intercept_rounds is {self.intercept_rounds}"
             raise ConfigError(f"{given}, but the model has classes or no bias; leave it out.")
-        if self.vote_rounds and not number:
-            given = f"{name}.vote_rounds is {self.vote_rounds}"
-            raise ConfigError(f"{given}, but the model has classes; leave it out.")
         update, *others = super().plan(problem, schedule)
         model = problem.dimension
         row = replace(update, dimension=model + self._votes(problem), model=model)
@@ -162,8 +159,7 @@ class ProximalPoint(FedAvg):
             # records that are too large for float64 give a row of zeros, and no error
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
                 if votes:
-                    direction = candidates_of(problem, client, shared, bias).vote(len(x))
-                    rows[place, problem.dimension :] = _FAR * direction
+                    rows[place, problem.dimension :] = _FAR * vote_on(problem, client, shared, bias)
                     continue
                 if bias:
                     x = np.concatenate([x, np.ones((len(x), 1))], 1)
@@ -208,7 +204,7 @@ class ProximalPoint(FedAvg):
         """Returns the length of a vote; 0 without a round of votes."""
         if self._model_rounds(problem) == problem.rounds:
             return 0
-        return vote_size(check_linear(problem))
+        return votes_on(problem, check_linear(problem))
 
     def _change(self, problem: Problem, x: Array, y: Array, shared: Array, bias: bool) -> Array:
         """Returns the change v_k - w^t (D,) of a client.

@@ -105,7 +105,7 @@ def check(
         single = int((counts == 1).sum())
         if single:
             consequence = "after the run compare with local"
-            if chosen.votes:
+            if chosen.votes and data.classes is None:
                 consequence = (
                     "they keep to it unless clients with more rows vote for sharing; "
                     "finetune=average finetune.average_single=true lets them share"

@@ -14,7 +14,7 @@ from fedmtl.algorithms.linear.classes import fit_classes
 from fedmtl.contrib.average import (
     PARTS,
     Candidates,
-    average_classes,
+    ClassCandidates,
     average_numbers,
     noise_at,
     prior_of_local,
@@ -150,7 +150,9 @@ def test_classes_weigh_by_held_out_hits() -> None:
     x = random.normal(size=(60, 3))
     truth = np.array([4.0, 0.0, 0.0, 0.0])
     y, fold = (x @ truth[:3] > 0).astype(int), np.arange(60) % 5
-    good, bad = (average_classes(x, y, sign * truth, True, 0.2, fold)[1] for sign in (1, -1))
+    good, bad = (
+        ClassCandidates.of(x, y, sign * truth, True, fold).average(0.2)[1] for sign in (1, -1)
+    )
     assert good[PARTS.index("local")] < 0.2
     assert bad[PARTS.index("shared")] < 1e-6
     assert good.sum() == pytest.approx(1.0)

@@ -150,7 +150,12 @@ def outcome(name: str, **changes: Any) -> list[Any]:
         model=_model(name, linear),
         schedule=PoissonClocks(per_client=3) if clocked else FullParticipation(),
         privacy=record if clocked else whole,
-        rounds=12 if clocked else 1 if name in ("PrivatePrior", "PriorLayers") else 3,
+        # votes take a tenth of the rounds at most
+        rounds=12
+        if clocked or name == "ProximalPoint"
+        else 1
+        if name in ("PrivatePrior", "PriorLayers")
+        else 3,
         eval_every=12,
         seed=1,
         dtype="float64",

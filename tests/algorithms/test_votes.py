@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import Average, ClientPrivacy, FullParticipation, ProximalPoint, Result, Trainer, models
+from fedmtl import (
+    Average,
+    ClientPrivacy,
+    FullParticipation,
+    ProximalPoint,
+    RecordPrivacy,
+    Result,
+    Trainer,
+    models,
+)
 from fedmtl.contrib import proximal_point
 from fedmtl.contrib.automatic import automatic
 from fedmtl.contrib.average import average_numbers, vote
@@ -302,9 +311,9 @@ def test_automatic_settings_vote_where_clients_average() -> None:
     assert plan(without, bound)[0].dimension == 2 + 1 + len(RIDGES)
     with pytest.raises(ConfigError, match=r"votes has 3 numbers, .* average 51 candidates"):
         Average(votes=(1.0, 2.0, 3.0)).check(problem(tables()))
-    softmax = problem_of(ragged_classification(3), model=models.softmax_regression(), loss="auto")
-    with pytest.raises(ConfigError, match="vote_rounds is 2, but the model has classes"):
-        plan(softmax, bound)
+    classes = ragged_classification(3)
+    for asked, rounds in ((privacy, 2), (RecordPrivacy(epsilon=2.0), 0)):
+        assert getattr(automatic(classes, asked).algorithm, "vote_rounds", 0) == rounds
 
 
 def test_a_vote_of_what_is_no_number_is_none() -> None:

@@ -55,13 +55,14 @@ intercept without a penalty has .3, three penalties .2 each, and the intercept o
 .1; each is spread evenly over the ten lambda.
 
 *Votes.* A few rows do not tell how strong a penalty clients need; those of all clients do. In the
-last rounds of automatic settings every client with a real target sends a vote u_i on the M
-candidates (the ten of ``local`` as one, with the error at which the likelihood is their mean):
+last rounds of automatic settings every client sends a vote u_i on the M candidates (those of
+``local`` as one, with the error at which the weight is their mean):
 
     u_im  ~  mean of e_i over the candidates - e_im,     ||u_i|| = 1
 
-with e_im + e / n for e_im. The released mean u of these votes, with noise of the standard deviation
-s in each coordinate, enters the weights of every client, including those of new clients:
+with e_im + e / n for e_im, and for classes 1 - (hits + .1 log likelihood) / n. The released mean u
+of these votes, with noise of the standard deviation s in each coordinate, enters the weights of
+every client, including those of new clients:
 
     w_m  ~  prior_m * (e_m + e / n)^(-n / 4) * exp(min(15, 1 / (2 s)) u_m)
 
@@ -97,8 +98,8 @@ model weighs
 
     w_m  ~  prior_m * exp(hits + .1 * log likelihood)
 
-of the records of each fold by the fit without them. With few records of a class the likelihood by
-itself chooses badly.
+of the records of each fold by the fit without them, times the same factor by the votes. With few
+records of a class the likelihood by itself chooses badly.
 
 *Networks of classes: in five folds, along two paths.* The candidates are the models after 1, 4, 16
 and 64 steps of :class:`~fedmtl.local.BackoffSGD` from the shared model (``ridge``: few steps are a
@@ -110,10 +111,10 @@ The meaning of nu for networks is not known, and the prior is that without noise
 Every number is a function of the client's own records and of the releases.
 """
 
-from .classes import average_classes
+from .classes import ClassCandidates
 from .fits import half_range, level_change, proximal_change
 from .numbers import SLOPE_RIDGES, Candidates, Records, average_numbers, vote, vote_size
-from .personalization import Average, LocalAverage, candidates_of, high_of
+from .personalization import Average, LocalAverage, candidates_of, high_of, vote_on, votes_on
 from .weights import PARTS, noise_at, prior_of_local
 
 __all__ = [
@@ -121,9 +122,9 @@ __all__ = [
     "SLOPE_RIDGES",
     "Average",
     "Candidates",
+    "ClassCandidates",
     "LocalAverage",
     "Records",
-    "average_classes",
     "average_numbers",
     "candidates_of",
     "half_range",
@@ -133,5 +134,7 @@ __all__ = [
     "prior_of_local",
     "proximal_change",
     "vote",
+    "vote_on",
     "vote_size",
+    "votes_on",
 ]

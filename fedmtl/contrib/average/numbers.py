@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .weights import PARTS, Array, averaged, noise_at, prior_of_local
+from .weights import PARTS, Array, averaged, noise_at, prior_of_local, vote_of_errors
 
 INTERCEPT_RIDGES = (0.0, 0.03, 0.3, 3.0, math.inf)
 INTERCEPT_WEIGHTS = (0.3, 0.2, 0.2, 0.2, 0.1)
@@ -175,12 +175,7 @@ class Candidates:
         # the evidence of an average is the mean of the evidences
         local = np.logaddexp.reduce(self.evidence[:own] + np.log(self.weights[:own]))
         errors = np.append(np.exp(-4 / records * local), self.errors[own:])
-        gains = errors.mean() - errors
-        length = np.linalg.norm(gains)
-        if records == 1 or not 0 < length < math.inf:
-            return np.zeros_like(gains)
-        direction: Array = gains / length
-        return direction
+        return vote_of_errors(errors, records)
 
 
 def priors(ridges: Mapping[float, float]) -> tuple[Array, NDArray[np.int64]]:

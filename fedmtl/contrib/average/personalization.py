@@ -21,12 +21,13 @@ from ...algorithms.rounds import RoundAlgorithm
 from ...errors import ConfigError, ModelError
 from ...local.losses import cross_entropy, is_of_numbers
 from ..units import Units
-from .classes import ODDS_OF_CLASSES, average_classes, fold_of
+from .classes import CLASS_VOTES, ODDS_OF_CLASSES, ClassCandidates, fold_of
 from .losses import average_of_loss, candidates_of_loss
 from .networks import average_networks
 from .numbers import Candidates, vote_size
 from .weights import PARTS, Array, prior_of_local
 
+_KEPT_NUMBERS = 1 << 18  # in one model of every client, up to which its candidates are kept
 _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
 VOTES = 15.0
 """The most that the mean vote of clients weighs."""
@@ -45,8 +46,8 @@ class Average(Personalization):
         noise: nu of the released model, by which the prior weight of the models of a client's own
             records rises, at least 0; infinite leaves all others out. None: that of the run, see
             :func:`~fedmtl.algorithms.noise_level.noise_of`.
-        votes: log weights of the candidates for a real target by the votes of the clients, that
-            of ``local`` first; a run with :attr:`ProximalPoint.vote_rounds` fills them in. Empty
+        votes: log weights of the candidates of a linear model by the votes of the clients, that of
+            ``local`` first; a run with :attr:`ProximalPoint.vote_rounds` fills them in. Empty
             for none.
         units: middles and half lengths of the ranges of the features and of a real target, in whose
             units clients average; a run of :class:`RangedSGD` fills them in. Empty for the declared
@@ -118,10 +119,11 @@ class Average(Personalization):
                     f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'."
                 ) from error
             return
-        if problem.data.classes is None and len(self.votes) not in (0, vote_size(bias)):
+        size = votes_on(problem, bias)
+        if len(self.votes) not in (0, size):
             raise ConfigError(
                 f"Average.votes has {len(self.votes)} numbers, but clients of this model average "
-                f"{vote_size(bias)} candidates; leave it out."
+                f"{size} candidates; leave it out."
             )
         if len(self.units) not in (0, 2 * problem.dimension):
             raise ConfigError(
@@ -188,18 +190,24 @@ class Average(Personalization):
         for place in (finite & (counts > 0)).nonzero()[:, 0].tolist():
             client = int(clients[place])
             base = starts[place].double().cpu().numpy()
-            x, y = records_of(problem, client)
-            noise = self.noise or 0.0
             # of records that are too large for float64 the released model stays
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
                 if problem.data.classes is None:
                     averaged = self._of_numbers(problem, client, base, bias)
                 else:
-                    fold = fold_of(problem, client, len(x))
-                    prior = prior_of_local(noise, len(x), problem.dimension, ODDS_OF_CLASSES)
-                    averaged = average_classes(x, y.astype(np.int64), base, bias, prior, fold)
+                    averaged = self._of_classes(problem, client, base, bias)
                 found[place] = torch.from_numpy(np.concatenate(averaged)).to(found)
         return found
+
+    def _of_classes(
+        self, problem: Problem, client: int, base: Array, bias: bool
+    ) -> tuple[Array, Array]:
+        """Returns the average of the candidates of one client for classes, and the weights of the
+        :data:`PARTS`."""
+        count = int(problem.data.train.counts[client])
+        prior = prior_of_local(self.noise or 0.0, count, problem.dimension, ODDS_OF_CLASSES)
+        candidates = class_candidates_of(problem, client, base, bias, alone=prior == 1)
+        return candidates.average(prior, self.votes)
 
     def _of_numbers(
         self, problem: Problem, client: int, base: Array, bias: bool
@@ -259,6 +267,57 @@ def candidates_of(problem: Problem, client: int, shared: Array, bias: bool) -> C
 
     # the same in both rounds of votes and in the average after them
     return prepared(problem, ("candidates", problem.loss, client, shared.tobytes()), build)
+
+
+def class_candidates_of(
+    problem: Problem, client: int, shared: Array, bias: bool, *, alone: bool = False
+) -> ClassCandidates:
+    """Returns the candidates of a client for the classes of a run.
+
+    Args:
+        problem: of the run.
+        client: its position in the data, with one record or more.
+        shared: the parameters of the released model, (p,).
+        bias: True if the model has biases.
+        alone: True if the others than ``local`` have no weight.
+    """
+
+    def build() -> ClassCandidates:
+        x, y = records_of(problem, client)
+        fold = fold_of(problem, client, len(x))
+        return ClassCandidates.of(x, y.astype(np.int64), shared, bias, fold, alone=alone)
+
+    if problem.clients * problem.dimension > _KEPT_NUMBERS:
+        return build()
+    # the same in both rounds of votes and in the average after them
+    return prepared(problem, ("classes", client, shared.tobytes(), alone), build)
+
+
+def vote_on(problem: Problem, client: int, shared: Array, bias: bool) -> Array:
+    """Returns the vote of a client on its candidates, (:func:`votes_on`,).
+
+    Args:
+        problem: of the run.
+        client: its position in the data, with one record or more.
+        shared: the parameters of the released model, (p,).
+        bias: True if the model has a bias.
+    """
+    count = int(problem.data.train.counts[client])
+    if problem.data.classes is None:
+        return candidates_of(problem, client, shared, bias).vote(count)
+    return class_candidates_of(problem, client, shared, bias).vote(count)
+
+
+def votes_on(problem: Problem, bias: bool) -> int:
+    """Returns the length of a vote: the number of candidates, those of ``local`` as one.
+
+    Args:
+        problem: of the run.
+        bias: True if the model has a bias.
+    """
+    if problem.data.classes is None:
+        return vote_size(bias)
+    return CLASS_VOTES
 
 
 def high_of(problem: Problem) -> float:

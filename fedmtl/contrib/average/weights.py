@@ -85,3 +85,23 @@ def averaged(models: Array, logs: Array, parts: NDArray[np.int64]) -> tuple[Arra
     weights /= weights.sum()
     shares: Array = np.bincount(parts, weights, minlength=len(PARTS)).astype(float)
     return weights @ np.where(finite[:, None], models, 0.0), shares
+
+
+@np.errstate(all="ignore")  # of errors that are not finite
+def vote_of_errors(errors: Array, records: int) -> Array:
+    """Returns the vote of a client on its candidates: how far the error of each is below their
+    mean, as a vector of length 1.
+
+    Args:
+        errors: of the candidates for records that were left out, (m,).
+        records: n; a client with a single one knows nothing without it, and casts no vote.
+
+    Returns:
+        (m,); zeros of a single record, if a candidate is not finite, or if all are alike.
+    """
+    gains = errors.mean() - errors
+    length = np.linalg.norm(gains)
+    if records == 1 or not 0 < length < np.inf:
+        return np.zeros_like(gains)
+    direction: Array = gains / length
+    return direction
