@@ -111,6 +111,15 @@ class Personalization(Checked, ABC):
         """
         return self
 
+    def with_releases_of(self, run: Personalization | None) -> Self:
+        """Returns these settings for new clients of a run, completed by its releases; unchanged by
+        default.
+
+        Args:
+            run: the settings of that run after its last round; None if it has none.
+        """
+        return self
+
     @classmethod
     def alone(cls) -> Algorithm | None:
         """Returns the same from a client's own records alone, the baseline ``"local"`` of linear

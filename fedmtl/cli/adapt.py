@@ -69,6 +69,7 @@ def adapt(words: list[str]) -> int:
     if kept:
         say(f"as in the run: {kept}")
 
+    from ..algorithms import Personalization
     from ..trainer.result import Result
 
     settings = build.settings(config)
@@ -95,6 +96,9 @@ def adapt(words: list[str]) -> int:
         finetune = settings.finetune
     adaptation = run.adaptation
     if adaptation:
+        if isinstance(finetune, Personalization):
+            # a setting on the command line leaves the releases of the run as they are
+            finetune = finetune.with_releases_of(adaptation["finetune"])
         adaptation = {**adaptation, "metrics": settings.metrics, "seed": config["seed"]}
     with new_folder("outputs") if out is None else nullcontext(out) as place:
         adapted = replace(run, adaptation=adaptation).adapt(

@@ -11,6 +11,7 @@ import torch
 from fedmtl import (
     Average,
     ClientPrivacy,
+    Finetune,
     FullParticipation,
     ProximalPoint,
     RecordPrivacy,
@@ -289,6 +290,15 @@ def test_votes_go_with_the_result_to_new_clients(tmp_path) -> None:
     np.testing.assert_allclose(loaded.personal, adapted.personal, rtol=1e-6)
     plain = result.adapt(new, finetune=replace(result.finetuned.settings, votes=()))
     assert not torch.allclose(plain.personal, adapted.personal, rtol=1e-6)
+
+
+def test_releases_of_a_run_fill_what_is_not_set() -> None:
+    of_run = Average(noise=0.4, votes=(1.0, 2.0), units=(0.0, 1.0), average_single=False)
+    assert Average().with_releases_of(of_run) == of_run
+    own = Average(noise=0.0, votes=(3.0,), units=(0.5, 0.5), average_single=True)
+    assert own.with_releases_of(of_run) == own
+    assert own.with_releases_of(None) == own
+    assert Finetune(kind="kl").with_releases_of(of_run) == Finetune(kind="kl")
 
 
 def test_automatic_settings_vote_where_clients_average() -> None:

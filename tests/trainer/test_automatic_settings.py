@@ -786,6 +786,12 @@ def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypa
     assert capsys.readouterr().err.count("automatic settings from public facts (nu = ") == 1
     assert main(["adapt", "run", *words, "--out", "new"]) == 0
     assert ": 9 clients, 0 rounds\n" in capsys.readouterr().out
+    # settings of the last step on the command line keep the noise and the votes of the run
+    assert main(["adapt", "run", *words, "finetune=average", "--out", "again"]) == 0
+    found = [
+        (tmp_path / name / "private/models.safetensors").read_bytes() for name in ("new", "again")
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("high", "share"), [(5, 0.0), (3, 0.4), (2, 0.6)])

@@ -163,6 +163,15 @@ class Average(Personalization):
             single = float(votes[0]) < -_AGAINST_LOCAL * noise
         return replace(self, votes=tuple((weight * votes).tolist()), average_single=single)
 
+    def with_releases_of(self, run: Personalization | None) -> Self:
+        """Returns the settings, those that are not set as in a run that averages models."""
+        if not isinstance(run, Average):
+            return self
+        names = ("noise", "votes", "units", "average_single")
+        # a noise of 0 and False are set
+        left = [name for name in names if getattr(self, name) in (None, ())]
+        return replace(self, **{name: getattr(run, name) for name in left})
+
     def personalize(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         """Averages the models of each client, (k, D + 4): the average and the weights of the
         :data:`PARTS`.
