@@ -107,7 +107,7 @@ def check(
             consequence = "after the run compare with local"
             if chosen.votes and data.classes is None:
                 consequence = (
-                    "they keep to it unless clients with more rows vote for sharing; "
+                    "they keep to it unless clients with more rows vote for a shared one; "
                     "finetune=average finetune.average_single=true lets them share"
                 )
             lines.append(

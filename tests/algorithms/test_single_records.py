@@ -10,6 +10,7 @@ from scipy.stats import kstest, norm
 
 from fedmtl import Average, ClientPrivacy, FullParticipation, ProximalPoint, Trainer, models
 from fedmtl.contrib.average import Candidates, LocalAverage, vote, vote_size
+from fedmtl.contrib.average.personalization import choice_by_votes
 from fedmtl.data import Domain, FederatedDataset
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_average import RIDGES, rows
@@ -58,34 +59,50 @@ def test_without_others_one_record_is_the_model_to_the_digit() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.001, 1 / 30, 0.4, 3.0])
-def test_the_level_is_three_deviations_of_the_noise(noise: float) -> None:
-    """By the normal law votes of nobody are against ``local`` in one of 740 runs."""
-    for deviations, single in ((-2.99, False), (-3.01, True), (3.01, False)):
-        public = {
-            "votes": torch.tensor([deviations * noise, *[0.0] * (CANDIDATES - 1)]),
-            "vote_noise": torch.tensor([noise]),
-        }
-        assert Average(noise=0.5).informed(public).average_single == single
-    assert 1 / norm.cdf(-3) == pytest.approx(740, rel=2e-3)
+def test_noise_alone_chooses_another_model_in_one_of_740_runs_at_most(noise: float) -> None:
+    """By a simulation of many votes of nobody, and at a level that is too low by a factor of ten."""
+    votes = noise * np.random.default_rng(5).normal(size=(40000, CANDIDATES))
+    chosen = sum(choice_by_votes(row, noise) > 0 for row in votes)
+    # a binomial count of 54 at most, and three standard deviations
+    assert 10 < chosen <= 40000 / 740 + 3 * math.sqrt(40000 / 740)
+    too_low = sum(choice_by_votes(row, noise / 1.5) > 0 for row in votes)
+    assert too_low > 40000 / 740 + 3 * math.sqrt(40000 / 740)
 
 
-@pytest.mark.parametrize(("vote_on_local", "single"), [(-1e-3, True), (0.0, False), (0.2, False)])
-def test_without_noise_the_sign_decides(vote_on_local: float, single: bool) -> None:
-    votes = torch.tensor([vote_on_local, *[0.0] * (CANDIDATES - 1)])
-    public = {"votes": votes, "vote_noise": torch.zeros(1)}
-    assert Average(noise=0.5).informed(public).average_single == single
-    assert Average(noise=0.5).informed({"global": torch.zeros(2)}).average_single is None
+def test_the_largest_vote_chooses_if_it_is_above_that_for_local_by_more_than_noise() -> None:
+    votes = np.zeros(CANDIDATES)
+    assert choice_by_votes(votes, 0.0) == 0
+    votes[7] = 0.1
+    level = norm.ppf(1 - 1 / 740 / (CANDIDATES - 1)) * math.sqrt(2)
+    for noise, chosen in ((0.0, 7), (0.0999 / level, 7), (0.1001 / level, 0)):
+        assert choice_by_votes(votes, noise) == chosen
+        public = {"votes": torch.from_numpy(votes), "vote_noise": torch.tensor([noise])}
+        assert Average(noise=0.5).informed(public).choice == chosen
+    votes[0] = 0.2
+    assert choice_by_votes(votes, 0.0) == 0
+    assert Average(noise=0.5).informed({"global": torch.zeros(2)}).choice is None
 
 
-@pytest.mark.parametrize("chosen", [True, False])
-def test_a_choice_of_the_user_stands_whatever_the_votes(chosen: bool) -> None:
-    for vote_on_local in (-1.0, 1.0):
-        public = {
-            "votes": torch.tensor([vote_on_local, *[0.0] * (CANDIDATES - 1)]),
-            "vote_noise": torch.zeros(1),
-        }
-        settings = Average(noise=0.5, average_single=chosen).informed(public)
-        assert settings.average_single is chosen
+def test_a_choice_of_the_votes_is_one_model_and_one_of_the_user_stands() -> None:
+    data = table([1, 2])
+    shared = torch.tensor([0.3, -0.2, 0.1])
+    x, y = data.train.x[:1].double().numpy(), data.train.y[:1].double().numpy()
+    base = shared.double().numpy()
+    candidates = Candidates.of(x, y, base, True, 1.0)
+    usual = Average(noise=0.5)
+    as_ever = averages(data, shared, usual)
+    for choice in (1, 23, CANDIDATES - 1):
+        found = averages(data, shared, replace(usual, choice=choice))
+        np.testing.assert_allclose(
+            found[0, :3], candidates.models[len(RIDGES) + choice - 1], atol=1e-6
+        )
+        assert torch.equal(found[1], as_ever[1])
+        kept = averages(data, shared, replace(usual, choice=choice, average_single=True))
+        assert torch.equal(kept, as_ever)
+        local = averages(data, shared, replace(usual, choice=choice, average_single=False))
+        assert torch.equal(local[0], averages(data, shared, replace(usual, choice=0))[0])
+    last = averages(data, shared, replace(usual, choice=CANDIDATES - 1))
+    torch.testing.assert_close(last[0, :3], shared)  # the shared model as it is
 
 
 def seen_by(data: FederatedDataset, seed: int, privacy: ClientPrivacy) -> dict[str, torch.Tensor]:

@@ -293,9 +293,9 @@ def test_votes_go_with_the_result_to_new_clients(tmp_path) -> None:
 
 
 def test_releases_of_a_run_fill_what_is_not_set() -> None:
-    of_run = Average(noise=0.4, votes=(1.0, 2.0), units=(0.0, 1.0), average_single=False)
+    of_run = Average(noise=0.4, votes=(1.0, 2.0), units=(0.0, 1.0), average_single=False, choice=2)
     assert Average().with_releases_of(of_run) == of_run
-    own = Average(noise=0.0, votes=(3.0,), units=(0.5, 0.5), average_single=True)
+    own = Average(noise=0.0, votes=(3.0,), units=(0.5, 0.5), average_single=True, choice=0)
     assert own.with_releases_of(of_run) == own
     assert own.with_releases_of(None) == own
     assert Finetune(kind="kl").with_releases_of(of_run) == Finetune(kind="kl")

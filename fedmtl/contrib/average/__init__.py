@@ -77,9 +77,10 @@ how far its records differ, and a single record does not show that. If no client
 shows it either: the law of one record a client is the same whether a second one repeats the first
 or has nothing in common with it. In the first case the error of ``local`` is as small as may be, so
 that of all rules ``local`` to the digit alone is never worse by any factor. A client with a single
-record therefore casts no vote (its row is zero), and takes ``local`` to the digit unless the mean
-vote is against ``local`` by more than three standard deviations of its noise. If nobody could vote,
-that happens in one of 740 runs.
+record therefore casts no vote (its row is zero), and averages nothing: it takes the one model with
+the largest mean vote of the others, or ``local`` to the digit if noise alone explains how far that
+vote is above the vote for ``local``. If nobody could vote, noise chooses another model in one of
+740 runs at most (:func:`.personalization.choice_by_votes`).
 
 *Other losses of a real target.* For the losses of Huber, of a quantile and of counts the shared
 model is trained for that loss, and a candidate adds an intercept and slopes to its base that

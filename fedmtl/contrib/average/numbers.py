@@ -164,6 +164,19 @@ class Candidates:
             logs += np.append(np.full(len(SLOPE_RIDGES), votes[0]), votes[1:])
         return averaged(self.models, logs, self.parts)
 
+    def one(self, choice: int) -> tuple[Array, Array]:
+        """Returns one of the models that are voted on, and the weights of the :data:`PARTS`.
+
+        Args:
+            choice: its number among the coordinates of a vote; 0 for ``local``, the average of its
+                models for a client with a single record.
+        """
+        if choice == 0:
+            return self.average(1, math.inf)
+        logs = np.full(len(self.models), -math.inf)
+        logs[len(SLOPE_RIDGES) + choice - 1] = 0.0
+        return averaged(self.models, logs, self.parts)
+
     @np.errstate(all="ignore")
     def vote(self, records: int) -> Array:
         """Returns the vote of the client; see :func:`vote`.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import Range
+from ..._check import Range, Whole
 from ...algorithms.base import Problem, Public
 from ...algorithms.client_batch import ClientBatch, ClientStates
 from ...algorithms.finetune import Personalization
@@ -32,7 +34,7 @@ _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
 VOTES = 15.0
 """The most that the mean vote of clients weighs."""
 _VOTE_NOISE = 0.5  # the largest standard deviation of the noise of log weights by votes
-_AGAINST_LOCAL = 3.0  # standard deviations of the noise of a vote
+_BY_CHANCE = 1 / 740  # of noise alone choosing a model for single records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +55,10 @@ class Average(Personalization):
             units clients average; a run of :class:`RangedSGD` fills them in. Empty for the declared
             ranges.
         average_single: True lets clients with a single record of a real target average models as
-            the others do; False leaves them ``local`` to the digit. None: by the votes of the run,
-            and True for a run without votes.
+            the others do; False leaves them ``local`` to the digit. None: they take the model that
+            the votes of the run choose, and average after a run without votes.
+        choice: the number of that model among those voted on, 0 for ``local``; a run with votes
+            fills it in.
 
     Raises:
         ConfigError: a noise below 0, votes that are not finite, or units that are none.
@@ -79,6 +83,7 @@ class Average(Personalization):
     votes: tuple[float, ...] = ()
     units: tuple[float, ...] = ()
     average_single: bool | None = None
+    choice: Whole | None = None
 
     name = "average"
     kind = "average"
@@ -146,8 +151,7 @@ class Average(Personalization):
         """Returns the settings with the log weights of the released votes, if the run has voted,
         and the units of the columns, if it has learned them.
 
-        Clients with a single record keep to ``local`` unless the mean vote is against it by more
-        than three standard deviations of its noise.
+        Clients with a single record take the model that :func:`choice_by_votes` chooses.
         """
         if "units" in public:
             return replace(self, units=tuple(public["units"].flatten().tolist()))
@@ -158,16 +162,14 @@ class Average(Personalization):
         if noise:
             weight = min(VOTES, _VOTE_NOISE / noise)
         votes = public["votes"].double()
-        single = self.average_single
-        if single is None:
-            single = float(votes[0]) < -_AGAINST_LOCAL * noise
-        return replace(self, votes=tuple((weight * votes).tolist()), average_single=single)
+        choice = choice_by_votes(votes.tolist(), noise)
+        return replace(self, votes=tuple((weight * votes).tolist()), choice=choice)
 
     def with_releases_of(self, run: Personalization | None) -> Self:
         """Returns the settings, those that are not set as in a run that averages models."""
         if not isinstance(run, Average):
             return self
-        names = ("noise", "votes", "units", "average_single")
+        names = ("noise", "votes", "units", "average_single", "choice")
         # a noise of 0 and False are set
         left = [name for name in names if getattr(self, name) in (None, ())]
         return replace(self, **{name: getattr(run, name) for name in left})
@@ -226,11 +228,15 @@ class Average(Personalization):
         noise = self.noise or 0.0
         count = int(problem.data.train.counts[client])
         votes = self.votes
-        if count == 1 and self.average_single is False:
+        choice = self.choice
+        if self.average_single is True:
+            choice = None
+        elif self.average_single is False:
+            choice = 0
+        if count == 1 and choice is not None:
             # any share of another model, however small, can be all of the error of a client whose
             # records repeat
-            noise = math.inf
-            votes = ()
+            return candidates_of(problem, client, base, bias).one(choice)
         if not self.units:
             return candidates_of(problem, client, base, bias).average(count, noise, votes)
         units = Units.of(self.units)
@@ -239,6 +245,25 @@ class Average(Personalization):
         candidates = Candidates.of(x, y, units.inside(base), bias, limit)
         model, weights = candidates.average(count, noise, votes)
         return units.declared(model), weights
+
+
+def choice_by_votes(votes: Sequence[float], noise: float) -> int:
+    """Returns the number of the model with the largest mean vote; 0, that of ``local``, if noise
+    alone explains how far that vote is above the vote for ``local``.
+
+    Each difference of two votes has sqrt(2) times the standard deviation of one, and the largest of
+    M - 1 such differences is above the level by chance M - 1 times as often as one of them, at
+    most (Bonferroni).
+
+    Args:
+        votes: mean votes, (M,), that for ``local`` first.
+        noise: standard deviation of the noise of one.
+    """
+    best = max(range(len(votes)), key=lambda place: votes[place])
+    level = NormalDist().inv_cdf(1 - _BY_CHANCE / (len(votes) - 1))
+    if votes[best] - votes[0] > level * math.sqrt(2) * noise:
+        return best
+    return 0
 
 
 def _are_numbers(values: object) -> bool:
