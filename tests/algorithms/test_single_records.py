@@ -10,7 +10,7 @@ from scipy.stats import kstest, norm
 
 from fedmtl import Average, ClientPrivacy, FullParticipation, ProximalPoint, Trainer, models
 from fedmtl.contrib.average import Candidates, LocalAverage, vote, vote_size
-from fedmtl.contrib.average.personalization import choice_by_votes
+from fedmtl.contrib.average.candidates import choice_by_votes
 from fedmtl.data import Domain, FederatedDataset
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_average import RIDGES, rows

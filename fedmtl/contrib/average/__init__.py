@@ -80,7 +80,7 @@ that of all rules ``local`` to the digit alone is never worse by any factor. A c
 record therefore casts no vote (its row is zero), and averages nothing: it takes the one model with
 the largest mean vote of the others, or ``local`` to the digit if noise alone explains how far that
 vote is above the vote for ``local``. If nobody could vote, noise chooses another model in one of
-740 runs at most (:func:`.personalization.choice_by_votes`).
+740 runs at most (:func:`.candidates.choice_by_votes`).
 
 *Other losses of a real target.* For the losses of Huber, of a quantile and of counts the shared
 model is trained for that loss, and a candidate adds an intercept and slopes to its base that
@@ -112,10 +112,11 @@ The meaning of nu for networks is not known, and the prior is that without noise
 Every number is a function of the client's own records and of the releases.
 """
 
+from .candidates import candidates_of, high_of, vote_on, votes_on
 from .classes import ClassCandidates
 from .fits import half_range, level_change, proximal_change
 from .numbers import SLOPE_RIDGES, Candidates, Records, average_numbers, vote, vote_size
-from .personalization import Average, LocalAverage, candidates_of, high_of, vote_on, votes_on
+from .personalization import Average, LocalAverage
 from .weights import PARTS, noise_at, prior_of_local
 
 __all__ = [
