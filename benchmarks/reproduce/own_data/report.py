@@ -47,10 +47,12 @@ class Scores:
     def ratio(self, cell: Cell, method: str, other: str) -> tuple[float, float] | None:
         """Return the mean over splits of error / error of ``other`` in the same split, and half its 95% interval.
 
-        None unless all splits are there.
+        None unless all splits are there, or if ``other`` is without error in one of them.
         """
         own, base = self.of(cell, method), self.of(cell, other)
         splits = sorted(own.keys() & base.keys())
+        if not all(base[split] for split in splits):
+            return None
         return (
             interval(own[split] / base[split] for split in splits)
             if len(splits) == self.splits
