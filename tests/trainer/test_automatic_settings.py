@@ -492,7 +492,7 @@ def test_clients_with_a_single_training_row_are_counted_before_training() -> Non
         )
         found = check(data, ClientPrivacy(epsilon=1.0))
         assert (said in found) is there
-        assert ("unless clients with more rows vote for sharing" in found) is there
+        assert ("unless clients with more rows vote for a shared one" in found) is there
         of_records = check(data, RecordPrivacy(epsilon=1.0))
         assert ("after the run compare with local" in of_records) is there
         assert "single training row" not in check(data, ClientPrivacy(epsilon=1.0), public=True)
