@@ -20,7 +20,7 @@ little variation in their features take many rounds to undo it.
 
 In the last rounds clients can vote on the models that ``finetune=average`` averages
 (``vote_rounds``). The row of a client has D coordinates of the model and one for each candidate;
-in the last rounds the first are zero, and the others its :func:`~fedmtl.contrib.average.vote` on
+in the last rounds the first are zero, and the others its :func:`~fedmtl.contrib.average.vote_on` on
 the candidates from the released model. So a vote is the release of a round, charged, clipped and
 noised like any other, and the model stays as it is. Only the direction of a vote counts: the row is
 so long that the clip gives it the length C, and the server divides by C. In other rounds the noise

@@ -86,12 +86,14 @@ class RangedSGD(FedSGD):
             ConfigError: names the setting.
         """
         for settings in privacy:
-            if isinstance(settings, RecordPrivacy) and settings.aggregation is None:
-                raise ConfigError(
-                    f"{type(self).__name__} counts records in a secure sum, and noise of each "
-                    "client's own would drown the counts: set "
-                    "RecordPrivacy(aggregation=SecureAggregation()), or take FedSGD."
-                )
+            summed = isinstance(settings, RecordPrivacy) and settings.aggregation is not None
+            if settings is None or summed:
+                continue
+            raise ConfigError(
+                f"{type(self).__name__} counts single records in a secure sum: set "
+                "privacy=secure_records, in Python RecordPrivacy(aggregation=SecureAggregation()), "
+                "or take fedsgd for noise of each client's own, or fedavg for whole clients."
+            )
         return super().resolve_auto(problem, schedule, privacy)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:

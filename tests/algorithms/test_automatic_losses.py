@@ -10,7 +10,7 @@ from sklearn.linear_model import PoissonRegressor, QuantileRegressor
 from fedmtl import ClientPrivacy, FedAvg, LocalSGD, RecordPrivacy, Trainer, models
 from fedmtl.contrib.automatic import automatic
 from fedmtl.contrib.average import Average, Candidates, half_range, level_change, proximal_change
-from fedmtl.contrib.average.fits import Own
+from fedmtl.contrib.average.fits import LossRecords
 from fedmtl.contrib.average.fits import minimize as fitted
 from fedmtl.contrib.average.losses import average_of_loss, candidates_of_loss
 from fedmtl.contrib.average.numbers import Records, intercept_ridges
@@ -84,7 +84,7 @@ def test_an_own_model_on_the_shared_one_is_that_of_other_programs():
     x, y = rows(60, 2)
     base = x @ np.array([0.4, 0.1]) + 0.1
     # slopes without a penalty, on the base
-    own = Own.of(Records.of(x, y, True, np.inf), Quantile(0.8), 1.0)
+    own = LossRecords.of(Records.of(x, y, True, np.inf), Quantile(0.8), 1.0)
     free = np.zeros((1, 3))
     model = fitted(own, np.ones((1, 60), bool), free, base)[0, 0]
     program = QuantileRegressor(quantile=0.8, alpha=0.0).fit(own.z[:, :-1], y - base)
@@ -95,7 +95,7 @@ def test_an_own_model_on_the_shared_one_is_that_of_other_programs():
     assert least <= reached < 1.003 * least
     # with counts the base is an exposure
     counts = np.random.default_rng(1).poisson(np.exp(1 + y)).astype(float)
-    own = Own.of(Records.of(x, counts, True, np.inf), Poisson(), 1.0)
+    own = LossRecords.of(Records.of(x, counts, True, np.inf), Poisson(), 1.0)
     model = fitted(own, np.ones((1, 60), bool), free, base)[0, 0]
     exposure = np.exp(base)
     program = PoissonRegressor(alpha=0.0, tol=1e-12, max_iter=1000)
@@ -129,7 +129,7 @@ def test_rows_left_out_are_scored_by_fits_without_them(loss):
     shared = np.array([0.2, 0.1, -1.0])
     found = candidates_of_loss(x, y, loss, shared, True, fold, high=HIGH)
     records = Records.of(x, y, True, np.inf)
-    own = Own.of(records, loss, HIGH)
+    own = LossRecords.of(records, loss, HIGH)
     base = x @ shared[:2] + shared[2]
     penalties = own.penalties(0.3 * own.worth)
     place = 10 * (1 + list(intercept_ridges(True)).index(0.3)) + 3

@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import QuantileRegressor
 
 from fedmtl.contrib.average import average_numbers
-from fedmtl.contrib.average.fits import Own
+from fedmtl.contrib.average.fits import LossRecords
 from fedmtl.contrib.average.fits import minimize as fitted
 from fedmtl.contrib.average.losses import average_of_loss
 from fedmtl.contrib.average.numbers import SLOPE_RIDGES, Records
@@ -52,8 +52,8 @@ def test_fits_are_the_least_of_the_objective(loss):
         stored = targets = counts
         if loss.mapped:
             stored, targets = 2 * counts / HIGH - 1, counts / HIGH
-    own = Own.of(Records.of(x, stored, True, np.inf), loss, HIGH)
-    found = fitted(own, np.ones((1, 40), bool))[0]
+    own = LossRecords.of(Records.of(x, stored, True, np.inf), loss, HIGH)
+    found = fitted(own, np.ones((1, 40), bool), own.penalties(0.0), np.zeros(40))[0]
     for model, ridge in zip(found[:-1], SLOPE_RIDGES[:-1], strict=True):
 
         def objective(point, ridge=ridge):
@@ -65,8 +65,8 @@ def test_fits_are_the_least_of_the_objective(loss):
 
 def test_a_quantile_is_that_of_linear_programs():
     x, y, _ = rows(60, 3)
-    own = Own.of(Records.of(x, y, True, np.inf), Quantile(0.8), HIGH)
-    found = fitted(own, np.ones((1, 60), bool))[0, 0]
+    own = LossRecords.of(Records.of(x, y, True, np.inf), Quantile(0.8), HIGH)
+    found = fitted(own, np.ones((1, 60), bool), own.penalties(0.0), np.zeros(60))[0, 0]
     program = QuantileRegressor(quantile=0.8, alpha=0.0).fit(own.z[:, :-1], y)
     least = value(Quantile(0.8), program.predict(own.z[:, :-1]), y)
     assert value(Quantile(0.8), own.z @ found, y) == pytest.approx(least, rel=5e-3)

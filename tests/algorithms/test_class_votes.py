@@ -86,6 +86,7 @@ def test_a_vote_is_how_far_each_mean_score_lies_above_the_mean() -> None:
         candidates.vote(12), vote_by_hand(candidates.scores, 12), rtol=1e-9, atol=1e-12
     )
     assert not ClassCandidates.of(x[:1], y[:1], shared, True, fold[:1]).vote(1).any()
+    assert not ClassCandidates.of(x, y, shared + np.nan, True, fold).vote(12).any()
 
 
 def test_votes_weigh_as_evidence() -> None:

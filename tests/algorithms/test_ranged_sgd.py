@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedmtl import (
     Average,
+    ClientPrivacy,
     FedSGD,
     FullParticipation,
     RangedSGD,
@@ -356,8 +357,9 @@ def test_rounds_of_counts_cost_as_any_round(tmp_path) -> None:
         ({"loss": "huber:1"}, "RangedSGD learns the ranges of features and of a real target"),
         (
             {"privacy": replace(LITTLE, aggregation=None)},
-            "RangedSGD counts records in a secure sum",
+            "RangedSGD counts single records in a secure sum: set privacy=secure_records",
         ),
+        ({"privacy": ClientPrivacy(epsilon=3.0, clip_norm=1.0)}, "or fedavg for whole clients"),
         ({"algorithm": RangedSGD(range_rounds=9)}, "range_rounds is 9, and the run has 9 rounds"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import kstest, norm
 
 from fedmtl import Average, ClientPrivacy, FullParticipation, ProximalPoint, Trainer, models
-from fedmtl.contrib.average import Candidates, LocalAverage, vote, vote_size
+from fedmtl.contrib.average import Candidates, LocalAverage, vote_size
 from fedmtl.contrib.average.candidates import choice_by_votes
 from fedmtl.data import Domain, FederatedDataset
 from tests.algorithms.harness import problem_of, run
@@ -177,4 +177,4 @@ def test_votes_of_others_let_a_single_record_share_or_keep_to_itself() -> None:
 def test_without_an_intercept_there_are_eleven_candidates() -> None:
     assert vote_size(False) == 1 + len(RIDGES)
     x, y, shared = rows(1, 4)
-    assert not vote(x, y, shared[:4], False, 1.0).any()
+    assert not Candidates.of(x, y, shared[:4], False, 1.0).vote(1).any()

@@ -21,7 +21,7 @@ from fedmtl import (
 )
 from fedmtl.contrib import proximal_point
 from fedmtl.contrib.automatic import automatic
-from fedmtl.contrib.average import average_numbers, vote
+from fedmtl.contrib.average import Candidates, average_numbers
 from fedmtl.data import Domain, FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import RoundChannel, clipped_sum, open_channel
@@ -34,6 +34,11 @@ from tests.helpers import ragged_classification
 CANDIDATES = 51
 CLIPPED = ClientPrivacy(clip_norm=0.2, epsilon=math.inf)
 NOISY = ClientPrivacy(clip_norm=0.2, noise_multiplier=0.8, delta=1e-5)
+
+
+def vote(x, y, shared, bias: bool, limit: float) -> np.ndarray:
+    """The vote of a client with these records."""
+    return Candidates.of(x, y, shared, bias, limit).vote(len(x))
 
 
 def errors_left_out(x, y, shared, limit: float) -> tuple[list[float], list[float]]:
@@ -321,6 +326,8 @@ def test_automatic_settings_vote_where_clients_average() -> None:
     assert plan(without, bound)[0].dimension == 2 + 1 + len(RIDGES)
     with pytest.raises(ConfigError, match=r"votes has 3 numbers, .* average 51 candidates"):
         Average(votes=(1.0, 2.0, 3.0)).check(problem(tables()))
+    with pytest.raises(ConfigError, match=r"choice is 51, .* average 51 candidates"):
+        Average(choice=51).check(problem(tables()))
     classes = ragged_classification(3)
     for asked, rounds in ((privacy, 2), (RecordPrivacy(epsilon=2.0), 0)):
         assert getattr(automatic(classes, asked).algorithm, "vote_rounds", 0) == rounds

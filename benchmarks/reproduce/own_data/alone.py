@@ -82,16 +82,24 @@ def _open_classes(
     pulls = np.append(np.tile(PULLS, 2), 1e6)
     hits, likelihood, wrong = np.zeros(len(pulls)), np.zeros(len(pulls)), []
     for (x, y), (x_test, y_test) in rows:
-        fold = np.random.default_rng(0).permutation(len(y)) % FOLDS
-        for held in range(min(FOLDS, len(y))):
-            out = fold == held
-            fits = fit_classes(x[~out], y[~out], bases, pulls, STEPS) if (~out).any() else bases
-            of_fold, right = log_likelihoods(x[out], y[out], fits)
-            hits, likelihood = hits + right.sum(1), likelihood + of_fold.sum(1)
+        right, log_likelihood = _held_out(x, y, bases, pulls)
+        hits, likelihood = hits + right, likelihood + log_likelihood
         fits = fit_classes(x, y, bases, pulls, STEPS)
         wrong.append(1 - log_likelihoods(x_test, y_test, fits)[1].mean(1))
     chosen = max(range(len(pulls)), key=lambda place: (hits[place], likelihood[place]))
     return float(np.mean(wrong, 0)[chosen])
+
+
+def _held_out(x: Array, y: Array, bases: Array, pulls: Array) -> tuple[Array, Array]:
+    """Return the hits and the log likelihood of the records of five folds by the fits without them, (m,) each."""
+    fold = np.random.default_rng(0).permutation(len(y)) % FOLDS
+    hits, likelihood = np.zeros(len(pulls)), np.zeros(len(pulls))
+    for held in range(min(FOLDS, len(y))):
+        out = fold == held
+        fits = fit_classes(x[~out], y[~out], bases, pulls, STEPS) if (~out).any() else bases
+        of_fold, right = log_likelihoods(x[out], y[out], fits)
+        hits, likelihood = hits + right.sum(1), likelihood + of_fold.sum(1)
+    return hits, likelihood
 
 
 def pooled(rows: list[tuple[Array, Array]], within: bool) -> Array:
@@ -144,13 +152,7 @@ def _classes(
     x, x_test = (np.append(rows, np.ones((len(rows), 1)), 1) for rows in (x, x_test))
     y, y_test = y.astype(np.int64), y_test.astype(np.int64)
     bases = np.zeros((len(PULLS), 1 if data.classes == 2 else int(data.classes or 0), x.shape[1]))
-    fold = np.random.default_rng(0).permutation(len(y)) % FOLDS
-    hits, likelihood = np.zeros(len(PULLS)), np.zeros(len(PULLS))
-    for held in range(min(FOLDS, len(y))):
-        out = fold == held
-        fits = fit_classes(x[~out], y[~out], bases, PULLS, STEPS) if (~out).any() else bases
-        of_fold, right = log_likelihoods(x[out], y[out], fits)
-        hits, likelihood = hits + right.sum(1), likelihood + of_fold.sum(1)
+    hits, likelihood = _held_out(x, y, bases, PULLS)
     fits = fit_classes(x, y, bases, PULLS, STEPS)
     tuned = max(range(len(PULLS)), key=lambda place: (hits[place], likelihood[place]))
     weights = np.exp((logs := hits + 0.1 * likelihood) - logs.max())

@@ -115,7 +115,7 @@ Every number is a function of the client's own records and of the releases.
 from .candidates import candidates_of, high_of, vote_on, votes_on
 from .classes import ClassCandidates
 from .fits import half_range, level_change, proximal_change
-from .numbers import SLOPE_RIDGES, Candidates, Records, average_numbers, vote, vote_size
+from .numbers import SLOPE_RIDGES, Candidates, Records, average_numbers, vote_size
 from .personalization import Average, LocalAverage
 from .weights import PARTS, noise_at, prior_of_local
 
@@ -135,7 +135,6 @@ __all__ = [
     "noise_at",
     "prior_of_local",
     "proximal_change",
-    "vote",
     "vote_on",
     "vote_size",
     "votes_on",

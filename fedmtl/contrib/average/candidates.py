@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from statistics import NormalDist
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from .numbers import Candidates, vote_size
 from .weights import Array
 
 _KEPT_NUMBERS = 1 << 18  # in one model of every client, up to which its candidates are kept
+Kept = TypeVar("Kept", Candidates, ClassCandidates)
 _BY_CHANCE = 1 / 740  # of noise alone choosing a model for single records
 
 
@@ -39,8 +41,7 @@ def candidates_of(problem: Problem, client: int, shared: Array, bias: bool) -> C
         high = high_of(problem)
         return candidates_of_loss(x, y, problem.loss, shared, bias, fold, limit=limit, high=high)
 
-    # the same in both rounds of votes and in the average after them
-    return prepared(problem, ("candidates", problem.loss, client, shared.tobytes()), build)
+    return _kept(problem, (problem.loss, client, shared.tobytes()), build)
 
 
 def class_candidates_of(
@@ -61,10 +62,16 @@ def class_candidates_of(
         fold = fold_of(problem, client, len(x))
         return ClassCandidates.of(x, y.astype(np.int64), shared, bias, fold, alone=alone)
 
+    return _kept(problem, (client, shared.tobytes(), alone), build)
+
+
+def _kept(problem: Problem, key: tuple[Hashable, ...], build: Callable[[], Kept]) -> Kept:
+    """Returns the candidates of a client, which are the same in both rounds of votes and in the
+    average after them. Those of many clients or of large models are built anew each time, for the
+    memory: the numbers of clients and of parameters decide."""
     if problem.clients * problem.dimension > _KEPT_NUMBERS:
         return build()
-    # the same in both rounds of votes and in the average after them
-    return prepared(problem, ("classes", client, shared.tobytes(), alone), build)
+    return prepared(problem, ("candidates", *key), build)
 
 
 def vote_on(problem: Problem, client: int, shared: Array, bias: bool) -> Array:

@@ -107,6 +107,7 @@ class ClassCandidates:
             logs = logs + np.append(np.full(len(PULLS), votes[0]), votes[1:])
         return averaged(self.models, logs, self.parts)
 
+    @np.errstate(all="ignore")
     def vote(self, records: int) -> Array:
         """Returns the vote of the client, (:data:`CLASS_VOTES`,), ``local`` first as one; see
         :func:`.vote_of_errors`.

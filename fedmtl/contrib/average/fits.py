@@ -32,7 +32,7 @@ _NONE = 1e12  # penalty of slopes that are left out
 
 
 @dataclass(frozen=True)
-class Own:
+class LossRecords:
     """The records of a client, with targets as a loss takes them.
 
     Attributes:
@@ -52,7 +52,7 @@ class Own:
     half: float
 
     @classmethod
-    def of(cls, records: Records, loss: Loss, high: float) -> Own:
+    def of(cls, records: Records, loss: Loss, high: float) -> LossRecords:
         """Returns the records of a client; ``high`` is the upper end of the public range of counts
         that are stored as shares."""
         z = (records.x - records.center) / records.spread
@@ -64,7 +64,7 @@ class Own:
         return replace(cls.of_rows(z, records.y, loss, high), bias=records.bias, limit=limit)
 
     @classmethod
-    def of_rows(cls, z: Array, y: Array, loss: Loss, high: float) -> Own:
+    def of_rows(cls, z: Array, y: Array, loss: Loss, high: float) -> LossRecords:
         """Returns records with all of their features, without an intercept or a limit."""
         if not isinstance(loss, Poisson):
             return cls(z, y, loss, False, np.inf, 0.0)
@@ -141,7 +141,7 @@ def proximal_change(
         mu: strength of the proximal term; of counts in units of the mean that w predicts.
         high: see :func:`.losses.average_of_loss`.
     """
-    own = Own.of_rows(x, y, loss, high)
+    own = LossRecords.of_rows(x, y, loss, high)
     base = x @ shared
     if isinstance(loss, Poisson):
         mu = mu * float(np.exp(base).mean())
@@ -160,7 +160,7 @@ def level_change(outputs: Array, y: Array, loss: Loss, high: float = 1.0) -> flo
         loss: see :func:`.losses.average_of_loss`.
         high: see :func:`.losses.average_of_loss`.
     """
-    own = Own.of_rows(np.ones((len(y), 1)), y, loss, high)
+    own = LossRecords.of_rows(np.ones((len(y), 1)), y, loss, high)
     used = np.ones((1, len(y)), bool)
     return float(minimize(own, used, np.zeros((1, 1)), outputs)[0, 0, 0])
 
@@ -178,26 +178,16 @@ def half_range(loss: str | Loss, target_range: tuple[float, float] | None) -> fl
     return max(1.0, math.log(2 * target_range[1]) / 2)
 
 
-def minimize(
-    own: Own,
-    used: NDArray[np.bool_],
-    penalties: Array | None = None,
-    offset: Array | None = None,
-) -> Array:
+def minimize(own: LossRecords, used: NDArray[np.bool_], penalties: Array, offset: Array) -> Array:
     """Returns the minimizers for each set of records and each penalty, (sets, penalties, p).
 
     Args:
         own: the records.
         used: (sets, n), the records of each set.
-        penalties: of the parameters, (m, p); None for :meth:`Own.penalties` without one of the
-            intercept.
-        offset: outputs of the base to which the model is added, (n,); None for zeros.
+        penalties: of the parameters, (m, p).
+        offset: outputs of the base to which the model is added, (n,).
     """
     z = own.z
-    if penalties is None:
-        penalties = own.penalties(0.0)
-    if offset is None:
-        offset = np.zeros(len(z))
     shape = (len(used), *penalties.shape)
     # one problem for each pair of a set and a penalty
     kept = np.repeat(used, len(penalties), 0).astype(float)

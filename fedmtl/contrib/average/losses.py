@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ...local.losses import Loss, Quantile
 from .classes import FOLDS
-from .fits import Own, distances, minimize
+from .fits import LossRecords, distances, minimize
 from .numbers import Candidates, Records, intercept_ridges, priors
 from .weights import Array
 
@@ -58,7 +58,7 @@ def average_of_loss(
         The model (p,).
     """
     records = Records.of(x, y, bias, limit)
-    own = Own.of(records, loss, high)
+    own = LossRecords.of(records, loss, high)
     models, errors = _candidates(own, fold, own.penalties(0.0), np.zeros(len(y)))
     logs = -len(y) / 4 * np.log(errors + errors.min() / len(y) + 1e-300)
     weights = np.exp(logs - logs.max())
@@ -91,7 +91,7 @@ def candidates_of_loss(
     """
     n, d = x.shape
     records = Records.of(x, y, bias, limit)
-    own = Own.of(records, loss, high)
+    own = LossRecords.of(records, loss, high)
     base = x @ shared[:d]
     if bias:
         base = base + shared[d]
@@ -113,7 +113,7 @@ def candidates_of_loss(
 
 
 def _candidates(
-    own: Own, fold: NDArray[np.int64], penalties: Array, base: Array
+    own: LossRecords, fold: NDArray[np.int64], penalties: Array, base: Array
 ) -> tuple[Array, Array]:
     """Returns the models (m, p) for each penalty, and the mean distances of predictions from the
     records of each fold by the fit without them, (m,).

@@ -53,26 +53,6 @@ def average_numbers(
     return Candidates.of(x, y, shared, bias, limit).average(len(x), noise, votes)
 
 
-def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
-    """Returns the vote of a client on the candidates.
-
-    It is the distance of the error of each below their mean, as a vector of length 1. A client with
-    a single record has none: without that record it knows nothing, which no model is to blame for.
-
-    Args:
-        x: see :func:`average_numbers`.
-        y: see :func:`average_numbers`.
-        shared: see :func:`average_numbers`.
-        bias: see :func:`average_numbers`.
-        limit: see :func:`average_numbers`.
-
-    Returns:
-        (:func:`vote_size`,), that of ``local`` first; zeros of a single record, if a candidate is
-        not finite, or if all are alike.
-    """
-    return Candidates.of(x, y, shared, bias, limit).vote(len(x))
-
-
 def vote_size(bias: bool) -> int:
     """Returns the length of a vote: the number of candidates, those of ``local`` as one.
 
@@ -179,7 +159,8 @@ class Candidates:
 
     @np.errstate(all="ignore")
     def vote(self, records: int) -> Array:
-        """Returns the vote of the client; see :func:`vote`.
+        """Returns the vote of the client, (:func:`vote_size`,), ``local`` first as one; see
+        :func:`.vote_of_errors`.
 
         Args:
             records: n.

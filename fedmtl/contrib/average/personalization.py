@@ -127,6 +127,11 @@ class Average(Personalization):
                 f"Average.votes has {len(self.votes)} numbers, but clients of this model average "
                 f"{size} candidates; leave it out."
             )
+        if self.choice is not None and self.choice >= size:
+            raise ConfigError(
+                f"Average.choice is {self.choice}, but clients of this model average {size} "
+                "candidates, from 0 on; leave it out."
+            )
         if len(self.units) not in (0, 2 * problem.dimension):
             raise ConfigError(
                 f"Average.units has {len(self.units)} numbers, but this model has "
